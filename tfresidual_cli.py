@@ -406,7 +406,7 @@ def compare(runs, out):
     _tell(f"page: {page}")
 
 
-@cli.command()
+@cli.command(epilog=f"Datasets: {', '.join(SETTINGS.DATASETS)}.")
 @click.argument("data", metavar="NAME", type=click.Choice(SETTINGS.DATASETS))
 @options_of("Settings", [name for name in DATA if name != "data_file"])
 @click.option("--download", is_flag=True, help="Let tensorflow-datasets download what is missing.")
@@ -417,7 +417,7 @@ def compare(runs, out):
     help="Also write the images into one file, for machines without TensorFlow.",
 )
 def data(download, to, **given):
-    """Prepare a dataset: digitclutter, cifar10, cifar100 or mnist.
+    """Prepare a dataset.
 
     Digitclutter is generated on this machine, without any download. The others must be on disk, or
     can be downloaded with --download.

@@ -2,12 +2,10 @@
 
 from tfresidual.callbacks import block_probes
 from tfresidual.callbacks.block_probes import *  # noqa: F403
-from tfresidual.callbacks.borderline import Borderline
-from tfresidual.callbacks.convergence_indices import ConvergenceIndices
 from tfresidual.callbacks.export_for_probing import ExportForProbing
 from tfresidual.callbacks.figures import Figures
-from tfresidual.callbacks.perturbation import Perturbation
 from tfresidual.callbacks.probe_callback import ProbeCallback, use_blocks
+from tfresidual.callbacks.stage_probes import Borderline, ConvergenceIndices, Perturbation
 from tfresidual.callbacks.step_metrics import StepMetrics
 
 __all__ = [

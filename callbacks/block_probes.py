@@ -41,14 +41,11 @@ class Attribution(ProbeCallback):
     >>> history = net.fit(train, callbacks=[probe], verbose=0)
 
     Args:
-        data: see `ProbeCallback`.
+        data: see `ProbeCallback`, as for `every` and `on_error`.
         target: which logit, or the difference of which two, see the probe.
         freeze_normalization: whether the statistics of normalizations in the head are held fixed.
-        every: see `ProbeCallback`.
-        on_error: see `ProbeCallback`.
-
-    Raises:
-        ValueError: see `ProbeCallback`.
+        every: see there.
+        on_error: see there.
     """
 
     runs = "attribution"
@@ -72,12 +69,12 @@ class Attribution(ProbeCallback):
 
 
 class BlockMetrics(ProbeCallback):
-    """Runs `tfresidual.probes.block_metrics` during `fit`.
+    """Runs `tfresidual.probes.block_metrics` during `fit`; arguments as in `ProbeCallback`.
 
     Publishes `"stage1/block0/cosine_loss"`, `".../l2_ratio"` and `".../gradient_norm"` for every
     block, and `".../readout_cosine_loss"` for the blocks of the last stage. For a block that
-    changes the shape of the state, only the gradient norm is defined and published.
-    `Perturbation` publishes the other metrics of that probe.
+    changes the shape of the state, only the gradient norm is defined and published. `Perturbation`
+    publishes the other metrics of that probe.
 
     The gradient is that of the loss of `compile` of each image alone. Losses that layers add
     (activity regularizers, `add_loss`) are not part of it, unlike in `StepMetrics`.
@@ -88,14 +85,6 @@ class BlockMetrics(ProbeCallback):
     >>> history = net.fit(train, callbacks=[BlockMetrics(test.take(4)), logger], verbose=0)
     >>> "stage1/block0/cosine_loss" in history.history
     True
-
-    Args:
-        data: see `ProbeCallback`.
-        every: see `ProbeCallback`.
-        on_error: see `ProbeCallback`.
-
-    Raises:
-        ValueError: see `ProbeCallback`.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 4, 13 and 14.
@@ -122,15 +111,12 @@ class DropBlocks(ProbeCallback):
     >>> history = net.fit(train, epochs=10, callbacks=[probe], verbose=0)
 
     Args:
-        data: see `ProbeCallback`.
+        data: see `ProbeCallback`, as for `every` and `on_error`.
         fill: what takes the place of what a block adds, see the probe.
         keep_norm: whether what follows the addition in a block stays, see there.
         seed: int, with `fill="resample"`.
-        every: see `ProbeCallback`.
-        on_error: see `ProbeCallback`.
-
-    Raises:
-        ValueError: see `ProbeCallback`.
+        every: see there.
+        on_error: see there.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 3; Veit et al. 2016.
@@ -168,13 +154,10 @@ class Lens(ProbeCallback):
     >>> history = net.fit(train, callbacks=[probe], verbose=0)
 
     Args:
-        data: see `ProbeCallback`.
+        data: see `ProbeCallback`, as for `every` and `on_error`.
         normalize: whose statistics the normalizations in the head use, see the probe.
-        every: see `ProbeCallback`.
-        on_error: see `ProbeCallback`.
-
-    Raises:
-        ValueError: see `ProbeCallback`.
+        every: see there.
+        on_error: see there.
     """
 
     runs = "lens"
@@ -197,7 +180,8 @@ class Lipschitz(ProbeCallback):
     """Runs `tfresidual.probes.lipschitz` during `fit`, on networks built with `lipschitz`.
 
     Publishes `"stage1/block0/lipschitz_estimate"`, `".../lipschitz_residual"`,
-    `".../lipschitz_certified"` and `".../lipschitz_divisor"` for every bounded block.
+    `".../lipschitz_certified"` and `".../lipschitz_divisor"` for every bounded block. Arguments are
+    as in `ProbeCallback`; without a bounded block, training does not begin.
 
     Example:
 
@@ -205,17 +189,9 @@ class Lipschitz(ProbeCallback):
     >>> net.compile("sgd", "sparse_categorical_crossentropy")
     >>> history = net.fit(train, epochs=2, callbacks=[Lipschitz(every=2)], verbose=0)
 
-    Args:
-        every: see `ProbeCallback`.
-        on_error: see `ProbeCallback`.
-
-    Raises:
-        ValueError: if `every` is not a positive int; when training begins, if no block of the
-            network is bounded.
-
     Reference:
-        "Iterative convergent computation is not a useful inductive bias for ResNets", section
-        4.2 and appendix E.1.
+        "Iterative convergent computation is not a useful inductive bias for ResNets", section 4.2
+        and appendix E.1.
     """
 
     runs = "lipschitz"
@@ -225,7 +201,7 @@ class Lipschitz(ProbeCallback):
 
 
 class Readout(ProbeCallback):
-    """Runs `tfresidual.probes.readout` during `fit`.
+    """Runs `tfresidual.probes.readout` during `fit`; arguments as in `ProbeCallback`.
 
     Publishes `"stage1/block0/readout_error"`, `".../readout_cross_entropy"` and
     `".../readout_entropy"` for every block after which its stage can be left.
@@ -235,14 +211,6 @@ class Readout(ProbeCallback):
     >>> logger = keras.callbacks.CSVLogger("log.csv")
     >>> history = net.fit(train, callbacks=[Readout(test.take(4)), logger], verbose=0)
 
-    Args:
-        data: see `ProbeCallback`.
-        every: see `ProbeCallback`.
-        on_error: see `ProbeCallback`.
-
-    Raises:
-        ValueError: see `ProbeCallback`.
-
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 5.
     """
@@ -251,25 +219,17 @@ class Readout(ProbeCallback):
 
 
 class SignalPropagation(ProbeCallback):
-    """Runs `tfresidual.probes.signal_propagation` during `fit`.
+    """Runs `tfresidual.probes.signal_propagation` during `fit`; arguments as in `ProbeCallback`.
 
     Publishes `"stage1/block0/state_norm"`, `".../state_l1"`, `".../state_gradient_norm"`,
-    `".../gradient_ratio"`, `".../shortcut_share"`, `".../shortcut_norm"`,
-    `".../shortcut_product"` and `".../sum_deviation"` for every block; the last one not for
-    blocks that change the shape of the state.
+    `".../gradient_ratio"`, `".../shortcut_share"`, `".../shortcut_norm"`, `".../shortcut_product"`
+    and `".../sum_deviation"` for every block; the last one not for blocks that change the shape of
+    the state.
 
     Example:
 
     >>> probe = SignalPropagation(test.take(4), every=5)
     >>> history = net.fit(train, epochs=5, callbacks=[probe], verbose=0)
-
-    Args:
-        data: see `ProbeCallback`.
-        every: see `ProbeCallback`.
-        on_error: see `ProbeCallback`.
-
-    Raises:
-        ValueError: see `ProbeCallback`.
 
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027, eq. 5 and 8; Jastrzebski et al. 2018,

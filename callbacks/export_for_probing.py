@@ -35,9 +35,8 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
     not exist. `tfresidual probe folder` probes the series and draws the results over the epochs;
     `tfresidual.chain("folder/epoch0001")` opens one export.
 
-    The functions of the network are compiled once, before training, and written with the weights
-    of each epoch. A network that cannot be exported, or a folder that cannot be written to,
-    therefore raises an error before training.
+    The functions of the network are compiled once, before training, and written with the weights of
+    each epoch. Only one training run at a time can write to a folder.
 
     Example:
 
@@ -45,27 +44,20 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
     >>> history = net.fit(train, epochs=5, callbacks=[series], verbose=0)
     >>> frame = probes.readout(tfresidual.chain("runs/series/epoch0005"), test)
 
-    Only one training run at a time can write to a folder. A second one, in the same or another
-    process, raises an error when it begins.
-
     Args:
         folder: the directory to write to; it is created if it does not exist. TensorFlow cannot
             open a path with `[` or `\\`, which are parts of a pattern to it.
         every: int, the network is exported once every `every` epochs.
-        epochs: ints, the epochs to export instead; 0 is the network before training. Cannot be
-            combined with `every`. At least one of them must be an epoch of the training run. When
-            training is resumed, earlier epochs count towards this, although they are not exported
-            again.
-        overwrite: whether existing exports of the same epochs are replaced. If not, training does
-            not begin when it would replace one.
-        on_error: what happens if an export fails after training has begun, for example because the
-            disk is full: `"warn"`, a warning, and training continues without it, or `"raise"`, the
-            error, which ends the training.
+        epochs: ints, the epochs to export instead of `every`; 0 is the network before training. At
+            least one of them must be an epoch of the training run. When training is resumed,
+            earlier epochs count towards this, although they are not exported again.
+        overwrite: whether existing exports of the same epochs are replaced.
+        on_error: what happens if an export fails after training has begun: `"warn"`, a warning, and
+            training continues without it, or `"raise"`, the error, which ends the training.
 
     Raises:
         ValueError: if an argument cannot be used, or both `every` and `epochs` are given; when
-            training begins, if it includes none of the `epochs`, or the network cannot be
-            exported.
+            training begins, if it includes none of the `epochs`, or the network cannot be exported.
         FileExistsError: when training begins, if an export would replace something.
         tfresidual.machine.locks.FolderInUseError: when training begins, if another training run
             writes to the folder.

@@ -21,8 +21,8 @@ NUMBER = r"\b(?:nan|inf)\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 class GoesOn:
     """A base class of callbacks whose failures do not end the training.
 
-    What fails for good is an error when training begins. What fails later, such as a full disk,
-    is a warning, and training continues, unless `on_error` is `"raise"`.
+    What fails for good is an error when training begins. What fails later, such as a full disk, is
+    a warning, and training continues, unless `on_error` is `"raise"`.
 
     Attributes:
         on_error: `"warn"` or `"raise"`.
@@ -39,11 +39,7 @@ class GoesOn:
 
     @contextlib.contextmanager
     def going_on(self, lost: str) -> Iterator[None]:
-        """Turns errors in a `with` block into a warning for each cause, if training is to continue.
-
-        Args:
-            lost: what there is not if the block fails.
-        """
+        """Turns errors in a `with` block into a warning for each cause, naming what is `lost`."""
         try:
             yield
         except Exception as error:

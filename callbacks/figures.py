@@ -12,10 +12,11 @@ from tfresidual.arguments import ArgumentError, check_int, checked_path
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import callbacks_before
 from tfresidual.callbacks.probe_callback import ProbeCallback
-from tfresidual.callbacks.summaries import metadata_of
+from tfresidual.callbacks.step_files import metadata_of
 from tfresidual.declarations import PROBES
 from tfresidual.machine.files import check_can_write
 from tfresidual.registry.figures import study_figures
+from tfresidual.settings import EPSILON
 
 if TYPE_CHECKING:
     import pathlib
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from tfresidual.types import OnError, StrPath
 
 # The mean that the stopping rule allows where no callback says another one.
-_EPSILON = 0.1
 _DPI = 100
 _PROBE_OF = {figure.name: probe.name for probe in PROBES.values() for figure in probe.figures}
 
@@ -36,9 +36,8 @@ class Figures(GoesOn, keras.callbacks.Callback):
     The figures are those of the report (`tfresidual.registry`), drawn at the end of the epochs in
     which the probes run. Each is written as `"PROBE/FIGURE"`, such as
     `"block_metrics/cosine_loss"`, with the epoch (from 0) as its step, so that TensorBoard's slider
-    goes through the epochs. The probes are not run again; training and logs are as without figures.
-    A figure that cannot be drawn, for example because the training diverged, is left out with a
-    warning.
+    goes through the epochs. A figure that cannot be drawn, for example because the training
+    diverged, is left out with a warning.
 
     Example:
 
@@ -52,8 +51,7 @@ class Figures(GoesOn, keras.callbacks.Callback):
         log_dir: the folder to write, such as `"logs/figures"` beside the `"logs/train"` of
             `keras.callbacks.TensorBoard`.
         every: int, figures are drawn once every `every` epochs, if the probes run in them.
-        on_error: what happens if figures cannot be drawn or written: `"warn"`, a warning, and
-            training continues without them, or `"raise"`, the error, which ends the training.
+        on_error: what happens if figures cannot be drawn or written, see `ProbeCallback`.
 
     Raises:
         ValueError: if an argument cannot be used; when training begins, if a probe does not come
@@ -96,7 +94,7 @@ class Figures(GoesOn, keras.callbacks.Callback):
         drawn: dict[str, Any] = {}
         for probe in self.probes:
             with self.going_on(f"figures of {type(probe).__name__} in this epoch"):
-                found = study_figures(probe.frames, getattr(probe, "epsilon", _EPSILON))
+                found = study_figures(probe.frames, getattr(probe, "epsilon", EPSILON))
                 drawn = found | drawn
         with self.going_on("the figures of this epoch"), self._writer.as_default():
             for name, figure in drawn.items():

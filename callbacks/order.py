@@ -1,6 +1,6 @@
 """Checks that callbacks are placed after the callbacks whose logs they read."""
 
-import gc
+import inspect
 import warnings
 
 import keras
@@ -17,8 +17,7 @@ def warn_of_earlier(callback, kind, keys):
     """Warns about callbacks that read the logs before `callback` publishes in them.
 
     Args:
-        callback: a `keras.callbacks.Callback` that publishes in the logs and is being trained
-            with.
+        callback: a `keras.callbacks.Callback` that publishes in the logs, in one of its methods.
         kind: the class of callbacks that publish. If several of them follow a logger, only the
             first one warns.
         keys: the keys that the callback publishes.
@@ -43,15 +42,14 @@ def warn_of_earlier(callback, kind, keys):
 def callbacks_before(callback):
     """Returns the callbacks that come before `callback` in the list passed to `fit`.
 
-    Keras gives a callback no access to the others. But all callbacks of one training run share
-    one dict of parameters, which their `CallbackList` also holds, so the list can be found among
-    the objects of the garbage collector.
+    Keras gives a callback no access to the others, but a method of their
+    `keras.callbacks.CallbackList` calls those of the callback that asks. Without one, there are
+    none.
     """
-    if callback.params is None:
-        return []
-    for one in gc.get_objects():
-        is_list = issubclass(type(one), keras.callbacks.CallbackList)
-        if is_list and getattr(one, "params", None) is callback.params:
-            callbacks = list(one.callbacks)
-            return callbacks[: callbacks.index(callback)] if callback in callbacks else []
+    frame = inspect.currentframe()
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, keras.callbacks.CallbackList) and callback in owner.callbacks:
+            return owner.callbacks[: owner.callbacks.index(callback)]
+        frame = frame.f_back
     return []

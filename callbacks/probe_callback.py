@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import types
 import warnings
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from tfresidual.arguments import ArgumentError, check_int
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.declarations import PROBES
-from tfresidual.probes.logs import block_logs, log_key, published_blocks
+from tfresidual.probes.logs import block_logs, log_key, published_places
 from tfresidual.probes.measure import takes_any_labels
 from tfresidual.routing.agreement import DisagreementError
 from tfresidual.routing.batches import batches_of, check_data, first_batch, labels_of, splits_of
@@ -33,35 +34,21 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from tfresidual.routing import Chain
-    from tfresidual.sources.choosing import Layers
+    from tfresidual.sources.operations import Layers
     from tfresidual.types import Data, Frame, OnError
 
 # The number of images on which a probe is tried when training begins.
 TRIED = 8
-# Where a model keeps its `_Probed`. A dictionary of models would keep subclassed ones forever,
+# Where a model keeps its chain. A dictionary of models would keep subclassed ones forever,
 # since their chains refer to them.
 _KEPT = "_tfresidual_probed"
 
 
-class _Probed:
-    """The chain of a model in training, which all its callbacks share.
-
-    Attributes:
-        chain: the `Chain`, which holds compiled functions; `None` before it is needed.
-        state: what the model was when the chain was made, see `_state_of`.
-        options: how the blocks are found, see `use_blocks`.
-    """
-
-    def __init__(self) -> None:
-        self.chain: Chain | None = None
-        self.state: Any = None
-        self.options: dict[str, Any] = {}
-
-
-def _probed(model: keras.Model) -> _Probed:
+def _probed(model):
+    """Returns what is kept of a model in training: the chain that its callbacks share."""
+    made = types.SimpleNamespace(chain=None, state=None, options={})
     # Not as an attribute that Keras would track.
-    probed: _Probed = vars(model).setdefault(_KEPT, _Probed())
-    return probed
+    return vars(model).setdefault(_KEPT, made)
 
 
 def use_blocks(
@@ -109,19 +96,15 @@ def use_blocks(
 def chain_in_training(model):
     """Returns the chain of a model, the same one for all callbacks of its training.
 
-    It is made again when the model was compiled again, or anything of it has changed but the values
-    of its weights.
+    It is made again when the model was compiled again, or changed but for the values of its
+    weights.
     """
-    probed, state = _probed(model), _state_of(model)
+    # Keras makes the tracker in every `compile`.
+    probed, state = _probed(model), (getattr(model, "_loss_tracker", None), settings_of([model]))
     is_old = probed.chain is None or probed.state != state
     if is_old or change_of(probed.chain) is not None:
         probed.chain, probed.state = sources.chain(model, **probed.options), state
     return probed.chain
-
-
-def _state_of(model):
-    # Keras makes this object in every `compile`.
-    return getattr(model, "_loss_tracker", None), settings_of([model])
 
 
 def forget_chain(model):
@@ -137,10 +120,9 @@ def options_in_training(model):
 class ProbeCallback(GoesOn, keras.callbacks.Callback):
     """Runs a probe at the end of some epochs of `fit` and publishes its numbers in `logs`.
 
-    Every key exists from the first epoch on, with NaN where nothing was measured, so that
-    `keras.callbacks.CSVLogger` sees all of them. Callbacks that read the logs (`CSVLogger`,
-    `TensorBoard`, `EarlyStopping`) must come after this one in the list of callbacks. If one comes
-    before it, a warning is issued when training begins.
+    Every key exists from the first epoch on, with NaN where nothing was measured. Callbacks that
+    read the logs (`CSVLogger`, `TensorBoard`, `EarlyStopping`) must come after this one in the list
+    of callbacks; if one comes before it, a warning is issued when training begins.
 
     Everything is tried when training begins: the first batch of every split is read and must fit
     the network, and the probe runs on its first images. What fails then is an error. (If the first
@@ -149,18 +131,17 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
 
     Reading the first batch counts as an iteration over the data, or as two if the data comes from a
     Python function: such data must begin with the same batch each time. This changes the order of a
-    dataset that is reshuffled in every iteration, and of one that counts its iterations, such as
-    the training data of `tfresidual.datasets.load`; to probe training data, use
-    `tfresidual.datasets.plain(train)`. There is no way to find out whether a dataset made from a
-    generator is finite: if it is infinite, the first probe never ends.
+    dataset that is reshuffled in every iteration, such as the training data of
+    `tfresidual.datasets.load`; to probe that, use `tfresidual.datasets.plain(train)`. If a dataset
+    made from a generator is infinite, the first probe never ends.
 
     The network is probed in inference mode and is not changed, except by layers that assign to
     variables of their own in `predict`, too. The callback can be deep-copied and reused for several
-    training runs; what it builds for a model is built when training begins.
+    training runs.
 
     Args:
-        data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
-            arrays, or a dict of these by split name; every key then starts with the split name.
+        data: images and labels, see `tfresidual.types.Data`; if they are a dict by split name,
+            every key starts with the split name.
         every: int, the probe runs once every `every` epochs.
         on_error: what happens if the probe fails after training has begun: `"warn"`, a warning for
             each cause and NaN for the keys, or `"raise"`, the error, which ends the training.
@@ -170,9 +151,9 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
             it did not run then.
 
     Raises:
-        ValueError: if `every` is not a positive int, or `data` has another type or is known to be
-            infinite; when training begins, if the data is empty, can be read only once, or does not
-            fit the network, or if the probe fails.
+        ValueError: if an argument cannot be used, or `data` is known to be infinite; when training
+            begins, if the data is empty, can be read only once, or does not fit the network, or if
+            the probe fails.
     """
 
     # The probe, whose declared columns are published unless a class has a `probe` and `keys` of its
@@ -221,13 +202,13 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
     def keys(self, chain: Chain) -> list[str]:
         """Returns all keys that `probe` returns for a chain."""
         declared = PROBES[self.runs]
-        places = published_blocks(declared, chain)
+        places = published_places(declared, chain)
         return [
             log_key(declared.prefix + name, block.stage, block.index, split)
             for split in self.splits()
             for block in chain.blocks
-            for name, blocks in places.items()
-            if block in blocks
+            for name, published in places.items()
+            if (block.stage, block.index) in published
         ]
 
     def check(self, chain: Chain) -> None:
@@ -249,7 +230,10 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         epochs = (self.params or {}).get("epochs")
         self._has_begun = False
         self._is_tried = not epochs or epochs >= self.every
-        self._first = self._first_batches()
+        self._first = {}
+        for split, part in splits_of(self.data).items() if self.reads_data else ():
+            with _in_split(split):
+                self._first[split] = first_batch(part, again=True)
         if self.model.built:
             self._begin()
 
@@ -306,15 +290,6 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._has_ended = True
-
-    def _first_batches(self):
-        """Returns the first batch of every split, as a dict by split."""
-        batches = {}
-        if self.reads_data:
-            for split, part in splits_of(self.data).items():
-                with _in_split(split):
-                    batches[split] = first_batch(part, again=True)
-        return batches
 
     def _begin(self):
         """Checks the network, once it is built, and whether data and probe fit it."""
@@ -386,12 +361,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
 
 
 def epoch_numbers(first, last):
-    """Returns which epochs a training has, as text, counted from 1.
-
-    Args:
-        first: int, the number of epochs before.
-        last: int, the number of epochs at its end.
-    """
+    """Returns which epochs a training has, after `first` and until `last`, as text."""
     return f"epochs {first + 1} to {last}" if first else f"{last}"
 
 
@@ -403,4 +373,7 @@ def _in_split(split):
     except ValueError as error:
         if split is None:
             raise
+        if isinstance(error, ArgumentError) and error.names:
+            said = f"{error.received}, in split {split!r}"
+            raise ArgumentError(error.names, error.must, said=said) from error
         raise ValueError(f"{error}, in split {split!r}") from error

@@ -9,7 +9,6 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual.arguments import ArgumentError
-from tfresidual.callbacks.summaries import metadata_of
 from tfresidual.callbacks.training_step import METRICS
 from tfresidual.machine.files import damaged, written
 from tfresidual.probes.logs import log_key
@@ -68,10 +67,7 @@ class StepTable:
         return is_own
 
     def _kept_until(self, epoch):
-        """Returns the size of the rows before an epoch, and the last two steps in them.
-
-        There are no such steps if the last of these epochs has no rows.
-        """
+        """Returns the size of the rows before an epoch, and the last two steps before it."""
         steps, last = [], None
         with self.path.open("rb") as file:
             if file.readline() != HEADER:
@@ -102,13 +98,7 @@ class StepTable:
             raise damaged(self.beside, str(error), "Move it away") from error
 
     def add(self, epoch: int, frame: Frame, steps: int) -> None:
-        """Adds the rows of an epoch; a file that a kill interrupts stays as it was.
-
-        Args:
-            epoch: int.
-            frame: its rows.
-            steps: int, the number of steps of the training up to its end.
-        """
+        """Adds the rows of an epoch that ends after so many steps, all or none."""
         if self.every > 1 or self._epochs:
             self._epochs[epoch] = steps
             rows = pd.DataFrame({"epoch": self._epochs.keys(), "steps": self._epochs.values()})
@@ -135,11 +125,7 @@ def _copy(source, target, size):
 
 
 class StepEvents:
-    """Events of TensorBoard with a scalar per measured step, block and metric.
-
-    Args:
-        path: the folder of the run.
-    """
+    """Events of TensorBoard in a folder, with a scalar per measured step, block and metric."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._writer = tf.summary.create_file_writer(str(path))
@@ -159,3 +145,13 @@ class StepEvents:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def metadata_of(plugin):
+    """Returns the metadata of a summary for a plugin of TensorBoard, such as `"scalars"`.
+
+    `tf.summary.scalar` and `tf.summary.image` write the same, but need TensorBoard to be installed.
+    """
+    metadata = tf.compat.v1.SummaryMetadata()
+    metadata.plugin_data.plugin_name = plugin
+    return metadata

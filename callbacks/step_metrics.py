@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 import warnings
 from typing import TYPE_CHECKING
 
@@ -48,48 +49,12 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
     """Measures the blocks in the training steps, which compute all states and gradients anyway.
 
     Publishes `"step/stage1/block0/cosine_loss"`, `".../l2_ratio"`, `".../gradient_norm"` and
-    `".../perturbation"` for every block, at the end of every epoch: the means over the first images
-    of every batch, of the steps of the epoch. The metrics are those of
-    `tfresidual.probes.block_metrics`, but as training sees them: of the weights before each step,
-    with the statistics of the batch in batch normalization, with dropout and other noise, and of
-    images as they are augmented. For a block that changes the shape of the state, only the gradient
-    norm is defined and published.
-
-    The gradient is that of each image's own loss, as in the probe: the gradient of the loss that
-    the step minimizes, divided by the share that Keras' reduction and the weight of the image give
-    its loss in that. Sample weights and class weights weigh the means over the images instead; an
-    image of weight 0 is not there, and negative weights give NaN. Weights of positions make the
-    loss of an image a weighted mean over its positions; the image then weighs as much as the
-    highest of them. A factor for mixed precision is divided out. With a
-    `keras.optimizers.LossScaleOptimizer`, numbers that are not finite, in steps that it skips, are
-    left out of the means.
-
-    Two things cannot be kept apart in the step. Where batch normalization lets the loss of one
-    image depend on another image, the gradient is that of the weighted sum of the losses, divided
-    by the image's own weight. Where layers add losses that depend on states (activity regularizers,
-    `add_loss`), it is that of the image's loss plus the added losses divided by the image's share.
-    Keras divides what an activity regularizer returns by the number of images: with the mean of the
-    losses and without weights, an image's loss and its own regularizer are added as they are. The
-    first training step then warns; `BlockMetrics` leaves added losses out.
-
-    All metrics of a block are NaN if no weight that leads to it is trained, since the step computes
-    no gradient there. A step is one call of `train_step`, also with gradient accumulation, and also
-    if a `LossScaleOptimizer` skips it. Steps are counted by their batches, from 0 when a training
-    begins at epoch 0. When it begins at another epoch, the steps before that are known from `csv`,
-    from the training of the same model in this process, or from the number of batches if that is
-    the same in every epoch; otherwise they are taken from the optimizer, with a warning.
-
-    What it costs grows with `images` and is divided by `every`; `benchmarks/step_metrics.py`
-    measures it.
-
-    The training is the same, bit for bit, as without this callback, if a model whose layers were
-    changed after a training is compiled again. Networks with both `lipschitz` and `anchor` are
-    refused, because there it is not: where a gradient is read, TensorFlow no longer rewrites the
-    sum that it is, and the weights differ in their last bits. While the callback runs, the training
-    function of the model is another one; nothing of it remains afterwards, or in copies and files
-    of the model. A callback that freezes layers, or compiles the model, in the middle of the
-    training and then calls `make_train_function` must come before this one. Callbacks that read the
-    logs must come after it, see `ProbeCallback`.
+    `".../perturbation"` for every block, at the end of every epoch: means over the first images of
+    every batch of the epoch. The metrics are those of `tfresidual.probes.block_metrics`, as
+    training sees them. For a block that changes the shape of the state, only the gradient norm is
+    published. The training is the same, bit for bit, as without this callback.
+    docs/howto/step_metrics.md says how weights of images, added losses, resumed trainings and
+    frozen layers count.
 
     Example:
 
@@ -105,24 +70,21 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
             block, with the columns `epoch` (from 0), `step` (from 0, counted over the whole
             training), `stage` (from 1), `block` (from 0) and the metrics, means over the images of
             the step. Rows are added at the end of every epoch, all or none. In a training that
-            begins at a later epoch, by `initial_epoch` or
-            `keras.callbacks.BackupAndRestore`, the rows of earlier epochs are kept and all others
-            replaced. If `every` is more than 1, a second file, such as `steps.epochs.csv`, holds
-            the number of steps up to the end of each epoch, by which such a training continues.
+            begins at a later epoch, the rows of earlier epochs are kept and all others replaced. If
+            `every` is more than 1, a second file, such as `steps.epochs.csv`, holds the number of
+            steps up to the end of each epoch.
         tensorboard: path of a folder for the single steps as scalars of TensorBoard, such as
             `"logs/steps"` beside the `"logs/train"` of `keras.callbacks.TensorBoard`, or `None`.
-            They are written at the end of every epoch.
         on_error: what happens if a file cannot be written at the end of an epoch: `"warn"`, a
             warning for each cause, and training continues; or `"raise"`, an error.
 
     Raises:
-        ValueError: if an argument is invalid; when training begins, if the model is one in which
-            the numbers would be others: one that is not functional, or not built, whose layers must
-            be opened to see the blocks, or that has a padding mask; with a `train_step` or
-            `compute_loss` of its own, with several losses or loss weights, or with a loss that is
-            not the mean or the sum of those of the images; compiled by XLA (`jit_compile`), whose
-            rounding changes with what is measured; on several replicas; or with blocks that have
-            both a Lipschitz bound and an anchor.
+        ValueError: if an argument is invalid; when training begins, if the model is not functional
+            or not built, if its layers must be opened to see the blocks, or if it has a padding
+            mask; with a `train_step` or `compute_loss` of its own, several losses or loss weights,
+            or a loss that is not the mean or the sum of those of the images; compiled by XLA
+            (`jit_compile`); on several replicas; or with blocks that have both a Lipschitz bound
+            and an anchor.
         OSError: when training begins, if `csv` or `tensorboard` cannot be written to.
 
     Reference:
@@ -379,35 +341,25 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
         return new
 
 
-class _Measured:
-    """What `StepMetrics` keeps of a model, and with it, from one `fit` to the next.
-
-    Tracing a step leaves some of its memory behind, so the measured step is traced once for all
-    trainings that Keras trains with one function.
-
-    Attributes:
-        done: the number of steps of the training up to the end of every epoch, by epoch.
-        key: what the step was made for, see `_key`.
-        step: the `MeasuredStep`.
-        function: the training function of the model that does this step.
-    """
-
-    def __init__(self) -> None:
-        self.done: dict[int, int] = {}
-        self.key: Any = None
-        self.step: MeasuredStep | None = None
-        self.function: Any = None
-
-
 def _kept(model):
+    """Returns what is kept of a model, and with it, from one `fit` to the next.
+
+    That is the number of training steps up to the end of every epoch, and the measured step with
+    its training function and what it was made for: it is reused, since tracing takes memory that is
+    never freed.
+    """
+    kept = types.SimpleNamespace(done={}, key=None, step=None, function=None)
     # Not as an attribute that Keras would track.
-    return vars(model).setdefault("_tfresidual_steps", _Measured())
+    return vars(model).setdefault("_tfresidual_steps", kept)
 
 
-def _key(model, before, chain, images, every):
-    """Returns what a measured step depends on, to be compared."""
-    return (
-        before,
+def _measuring(model, fits, chain, placed, images, every):
+    """Makes a model train with a `MeasuredStep`; returns that and the `_Replaced`."""
+    # Perhaps the step of another `fit`, during which a callback began this one.
+    is_taken = isinstance(model.train_function, _Replaced)
+    replaced, kept = _Replaced(model, fits), _kept(model)
+    key = (
+        replaced.before,
         # Made again when anything of the model has changed but this:
         chain,
         [layer.trainable for layer in model._flatten_layers()],
@@ -416,14 +368,6 @@ def _key(model, before, chain, images, every):
         model.steps_per_execution,
         model.run_eagerly,
     )
-
-
-def _measuring(model, fits, chain, placed, images, every):
-    """Makes a model train with a `MeasuredStep`; returns that and the `_Replaced`."""
-    # Perhaps the step of another `fit`, during which a callback began this one.
-    is_taken = isinstance(model.train_function, _Replaced)
-    replaced, kept = _Replaced(model, fits), _kept(model)
-    key = _key(model, replaced.before, chain, images, every)
     if is_taken or kept.key != key:
         kept.key = kept.step = kept.function = None
         kept.step = MeasuredStep(model, chain.loss, placed, images, every)
@@ -437,12 +381,8 @@ def _measuring(model, fits, chain, placed, images, every):
 class _Replaced:
     """Makes a model train with another function, from `begin` until `undo`.
 
-    An interrupted `fit` does not call `on_train_end`; the next one then finds out by itself.
-
-    Args:
-        model: the model.
-        fits: the histories that the model has had in this `fit`, also those of others that
-            callbacks called.
+    An interrupted `fit` does not call `on_train_end`; the next one then finds out by itself, from
+    the histories (`fits`) that the model has had in this `fit` and those that callbacks called.
     """
 
     def __init__(self, model, fits):

@@ -86,11 +86,7 @@ class MeasuredStep:
         return int(self._steps.numpy())
 
     def begin(self, done: int) -> None:
-        """Begins a training.
-
-        Args:
-            done: int, the number of steps of the training before this one.
-        """
+        """Begins a training, or resumes one after this many steps."""
         self._steps.assign(done)
         self._values.assign(self._empty)
         self._read = done
@@ -162,7 +158,9 @@ class MeasuredStep:
 
         kept = []
         for operation, places in self._places.values():
-            attributes, name = vars(operation), _entry(operation)
+            # The method that Keras calls in the end.
+            is_quantized = getattr(operation, "quantization_mode", None) is not None
+            attributes, name = vars(operation), "quantized_call" if is_quantized else "call"
             kept.append((attributes, name, attributes.get(name)))
             # An attribute of the object takes the place of the method of its class.
             attributes[name] = _with_places(getattr(operation, name), places, passed)
@@ -202,16 +200,7 @@ class MeasuredStep:
 
 
 def _numbers_per_image(loss, labels, model):
-    """Returns of how many numbers Keras makes the loss of an image, such as one per position.
-
-    Args:
-        loss: the loss per image, see `tfresidual.routing.Chain`.
-        labels: the labels of a batch.
-        model: the compiled `keras.Model`.
-
-    Raises:
-        ValueError: if the loss does not return numbers per image, or it is not known how many.
-    """
+    """Returns of how many numbers Keras makes the loss of an image, such as one per position."""
     (outputs,) = model.outputs
     specs = [
         tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
@@ -238,19 +227,10 @@ def _numbers_per_image(loss, labels, model):
 
 
 def _shares(weights, size, reduction, numbers):
-    """Returns by what the loss of a step multiplies that of each image, and what images weigh.
+    """Returns by what a step multiplies the loss of each image, and what images weigh, `(images,)`.
 
     If positions have weights, the loss of an image is the weighted mean over them, and the image
-    weighs as much as the highest of them.
-
-    Args:
-        weights: the sample weights of a batch, as in the data, or `None`.
-        size: int tensor, the number of images in the batch.
-        reduction: one of `REDUCTIONS`.
-        numbers: int, see `_numbers_per_image`.
-
-    Returns:
-        Two tensors `(images,)`. Where a weight is negative, both are NaN.
+    weighs as much as the highest of them. Where a weight is negative, both are NaN.
     """
     given = [one for one in keras.tree.flatten(weights) if one is not None]
     if len(given) > 1:
@@ -271,19 +251,8 @@ def _shares(weights, size, reduction, numbers):
     return shares if reduction == "sum" else shares / total, tf.reduce_max(rows, axis=1)
 
 
-def _entry(operation):
-    """Returns the name of the method that Keras calls in the end to call an operation."""
-    return "call" if getattr(operation, "quantization_mode", None) is None else "quantized_call"
-
-
 def _with_places(method, places, passed):
-    """Returns a method whose results pass `passed`.
-
-    Args:
-        method: that of an operation, see `_entry`.
-        places: dict from `(call, output)` to the keyword arguments of `passed`.
-        passed: function of a state, of a place, and of these arguments.
-    """
+    """Returns the method of an operation whose results pass `passed` at some `(call, output)`."""
     calls, thread = [], threading.get_ident()
 
     def call(*args, **kwargs):
@@ -321,8 +290,8 @@ def _begin_block(state, values, row, index, weights, factors, images, keeps_shap
         row: the row of the variable, or -1 if the step is not measured.
         index: the column.
         weights: what each of the first images weighs in the means.
-        factors: by what the gradients of the step at these images are multiplied, to be those of
-            their own losses.
+        factors: by what the gradients of the step are multiplied to be those of the images' own
+            losses.
         images: int, the number of images that are measured.
         keeps_shape: whether the block keeps the shape of the state.
         is_always: whether `row` is never -1.
@@ -363,12 +332,7 @@ def _begin_block(state, values, row, index, weights, factors, images, keeps_shap
 
 @functools.partial(tf.function, autograph=False, reduce_retracing=True)
 def _end_block(state, before):
-    """Returns a state.
-
-    Args:
-        state: `(batch, ...)`, after the block.
-        before: what `_begin_block` returned.
-    """
+    """Returns the state after a block; its part that is measured is the "gradient" of `before`."""
 
     @tf.custom_gradient
     def passed(state, before):

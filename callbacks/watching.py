@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual.callbacks.block_probes import BlockMetrics, Readout
-from tfresidual.callbacks.perturbation import Perturbation
+from tfresidual.callbacks.stage_probes import Perturbation
 
 if TYPE_CHECKING:
     from tfresidual.callbacks.probe_callback import ProbeCallback

@@ -203,11 +203,6 @@ def check_number(
     return number
 
 
-def check_epsilon(epsilon: Any) -> None:
-    """Raises a `ValueError` unless epsilon is in a range where depths fit into a 64-bit int."""
-    check_number("epsilon", epsilon, at_least=1e-9, at_most=1e9)
-
-
 def check_bool(name: str, value: Any) -> bool:
     """Returns an argument as a Python bool; raises a `ValueError` unless it is a bool.
 

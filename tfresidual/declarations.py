@@ -13,12 +13,6 @@ import dataclasses
 import pathlib
 from typing import Any, Literal
 
-CONVERGENCE = "Iterative convergent computation is not a useful inductive bias for ResNets"
-HAUSER = "Hauser 2019"
-INFERENCE = "Jastrzebski et al. 2018"
-PROPAGATION = "He et al. 2016"
-VEIT = "Veit et al. 2016"
-
 LINES = (
     "One line per block, from blue and thin (first) to red and thick (last of the stage with the "
     "most blocks)."

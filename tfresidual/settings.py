@@ -8,8 +8,10 @@ by itself, which therefore imports nothing but the standard library.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import os
+import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +29,25 @@ if TYPE_CHECKING:
         Transition,
     )
 
+ANCHORS = ("previous", "input")
 BATCH_NORMS = ("shared", "unshared_statistics", "unshared_scale", "unshared")
-DATASETS = ("digitclutter", "cifar10", "cifar100", "mnist")
+
+
+def _data_sets():
+    """Returns the module that describes the data sets, without loading the package around it."""
+    path = pathlib.Path(__file__).parent / "datasets" / "declarations.py"
+    spec = importlib.util.spec_from_file_location("tfresidual_data_sets", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[spec.name]
+    return module
+
+
+_DATA = _data_sets()
+DATASETS, RECIPES = tuple(_DATA.DATA_SETS), tuple(_DATA.RECIPES)
+CHANCES = ("uniform", "largest class")
 KERNELS = ("uniform", "triangular", "triangular_printed")
 LAYOUTS = (
     "full_preactivation",
@@ -54,18 +73,6 @@ RENAMED_NETWORKS = {
     "hauser": "hauser_resnet",
     "wide": "wide_resnet",
 }
-RECIPES = (
-    "digitclutter",
-    "digitclutter_200",
-    "cifar10",
-    "cifar100",
-    "mnist",
-    "resnet110",
-    "single_representation",
-    "avg_pooling",
-    "wide",
-    "hauser",
-)
 SHORTCUTS = ("identity", "scaled", "exclusive_gate", "shortcut_only_gate", "conv1x1", "dropout")
 TRANSITIONS = (
     "projection",
@@ -80,6 +87,7 @@ LARGEST_COUNT = 10**9
 MOST_BLOCKS = 10_000
 MOST_TIMES = 1000
 EPSILON = 0.1
+MEMORY_LIMIT = 1024
 # Of positive numbers: quotients of them fit into 64 bits.
 BOUNDS: dict[str, Any] = {"at_least": 1e-9, "at_most": 1e9}
 
@@ -276,7 +284,7 @@ class Settings:
     anchor: Anchor = _name(
         "previous",
         "What a block adds its branch to: the previous block's state, or the input of the stage.",
-        ("previous", "input"),
+        ANCHORS,
     )
     epochs: int = _count(4, "Number of epochs to train.")
     batch_size: int = _count(64, "Images per training step.")
@@ -379,7 +387,7 @@ class ProbeOptions:
         "uniform",
         "The error of guessing: uniform, 'largest class', or a number.",
         float,
-        choices=("uniform", "largest class"),
+        choices=CHANCES,
         over=0,
         at_most=1,
         metavar="X",
@@ -394,7 +402,7 @@ class ProbeOptions:
         None, "Mean scaled perturbation of the stopping rule.", "that of the run", over=0, **BOUNDS
     )
     memory_limit: float = _field(
-        1024,
+        MEMORY_LIMIT,
         "Memory for the states of images, in MiB.",
         float,
         choices=(math.inf,),

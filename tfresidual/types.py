@@ -54,19 +54,9 @@ Transition: TypeAlias = Literal[
 ]
 Anchor: TypeAlias = Literal["previous", "input"]
 CouplingKernel: TypeAlias = Literal["uniform", "triangular", "triangular_printed"]
-RecipeName: TypeAlias = Literal[
-    "resnet110",
-    "single_representation",
-    "avg_pooling",
-    "wide",
-    "cifar10",
-    "cifar100",
-    "mnist",
-    "digitclutter",
-    "digitclutter_200",
-    "hauser",
-]
-DatasetName: TypeAlias = Literal["cifar10", "cifar100", "mnist", "digitclutter"]
+# Names in `tfresidual/datasets/declarations.py`.
+RecipeName: TypeAlias = str
+DatasetName: TypeAlias = str
 Pixels: TypeAlias = Literal["standardized", "0-1", "0-255"]
 OutputKind: TypeAlias = Literal[
     "probabilities", "logits", "label_probabilities", "label_logits", "values"

@@ -11,9 +11,10 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from refusals import refused
 
 import tfresidual as tfr
-from tfresidual import callbacks, probes
+from tfresidual import callbacks
 from tfresidual.layers import ResidualUnit
 from tfresidual.machine.locks import LOCK, FolderInUseError
 from tfresidual.saved_model import pieces, signatures
@@ -115,14 +116,21 @@ def test_every_so_many_epochs_of_a_shorter_training(tmp_path, monkeypatch):
 
 def test_epochs_that_do_not_come(tmp_path, monkeypatch):
     calls, model = count_exports(monkeypatch), network()
-    before = model.get_weights()
-    with pytest.raises(ValueError, match=r"`epochs` .*from 0 to 2\. Received: epochs=\[3, 99\]$"):
-        fit(model, ExportForProbing(tmp_path / "series", epochs=[99, 3]), epochs=2)
-    assert_untrained(model, before)
-    assert calls == [] and names_in(tmp_path) == []
+    is_refused(model, ExportForProbing(tmp_path / "series", epochs=[99, 3]), "epochs", epochs=2)
     # The epochs before a training that is resumed were its own.
     fit(model, ExportForProbing(tmp_path / "series", epochs=[1]), epochs=3, initial_epoch=2)
     assert calls == [] and names_in(tmp_path) == []
+
+
+def is_refused(model, callback, name, kind=ValueError, **kwargs):
+    """A training that does not begin."""
+    before = model.get_weights()
+    with pytest.raises(kind, match=r"(?s)Received: ") as caught:
+        fit(model, callback, **kwargs)
+    assert f"`{name}`" in str(caught.value)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    return str(caught.value)
 
 
 def test_two_trainings_into_one_folder(tmp_path):
@@ -132,14 +140,12 @@ def test_two_trainings_into_one_folder(tmp_path):
         f"with locked({str(tmp_path)!r}): print('held', flush=True); sys.stdin.read()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    model = network()
-    before = model.get_weights()
     with subprocess.Popen([sys.executable, "-c", script], **pipes) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(FolderInUseError, match=rf"process {other.pid} .*Received: folder="):
-            fit(model, ExportForProbing(tmp_path), epochs=2)
+        callback = ExportForProbing(tmp_path)
+        text = is_refused(network(), callback, "folder", FolderInUseError, epochs=2)
+        assert f"process {other.pid} " in text
         other.stdin.close()
-    assert_untrained(model, before)
     assert names_in(tmp_path) == []
 
 
@@ -216,19 +222,6 @@ def test_functions_are_compiled_once_for_the_series(tmp_path, monkeypatch):
     assert json.loads(layouts[0])["probing"]
 
 
-@pytest.mark.nightly
-def test_it_shares_the_chain_of_other_callbacks(tmp_path):
-    """And what they measure after an epoch equals what is measured on its export."""
-    model = network()
-    measured = callbacks.BlockMetrics((IMAGES, LABELS))
-    history = fit(model, [measured, ExportForProbing(tmp_path)], epochs=2).history
-    for number, path in series_of(tmp_path).items():
-        frame = probes.block_metrics(path, (IMAGES, LABELS))
-        for row in frame.to_dict("records"):
-            key = f"stage{row['stage']}/block{row['block']}/l2_ratio"
-            assert history[key][number - 1] == pytest.approx(row["l2_ratio"], rel=1e-4)
-
-
 def test_training_is_left_as_it_was(tmp_path):
     weights = []
     for chosen in ([], [ExportForProbing(tmp_path, epochs=[0, 1, 2])]):
@@ -251,40 +244,21 @@ def mark_as_there(folder, *numbers):
 
 def test_a_training_that_would_replace_an_export_does_not_begin(tmp_path):
     mark_as_there(tmp_path, 2, 3)
-    model = network()
-    before = model.get_weights()
-    with pytest.raises(FileExistsError) as raised:
-        fit(model, ExportForProbing(tmp_path), epochs=3)
-    message = str(raised.value)
-    assert message.startswith("Argument `folder` must hold no exports of the epochs to come")
-    assert f"Received: folder={str(tmp_path)!r}, which holds those of epochs 2, 3" in message
-    assert_untrained(model, before)
+    text = is_refused(network(), ExportForProbing(tmp_path), "folder", FileExistsError, epochs=3)
+    assert text.endswith("which holds those of epochs 2, 3")
     assert names_in(tmp_path) == of_epochs(2, 3)
-
-
-def assert_untrained(model, before):
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
+    mark_as_there(tmp_path, 5)
+    kwargs = {"epochs": 6, "initial_epoch": 3}
+    is_refused(network(), ExportForProbing(tmp_path), "folder", FileExistsError, **kwargs)
 
 
 @pytest.mark.parametrize("below", ["", "series", "a/series"], ids=["itself", "parent", "above"])
 def test_nothing_is_trained_where_the_folder_is_a_file(tmp_path, below):
     (tmp_path / "file").write_text("mine")
-    model = network()
-    before = model.get_weights()
-    folder = tmp_path / "file" / below
-    with pytest.raises(NotADirectoryError) as raised:
-        fit(model, ExportForProbing(folder), epochs=2)
-    message = str(raised.value)
-    assert message.startswith("Argument `folder` must be a folder, or a path where one can be ")
-    expected = f"Received: folder={str(folder)!r}, but {str(tmp_path / 'file')!r} is not a folder"
-    assert message.endswith(expected)
-    assert_untrained(model, before)
+    callback = ExportForProbing(tmp_path / "file" / below)
+    text = is_refused(network(), callback, "folder", NotADirectoryError, epochs=2)
+    assert text.endswith(f"but {str(tmp_path / 'file')!r} is not a folder")
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def make_empty(path):
-    path.mkdir()
 
 
 def make_foreign(path):
@@ -292,36 +266,23 @@ def make_foreign(path):
     (path / "mine").write_text("mine")
 
 
-def make_file(path):
-    path.write_text("mine")
+FOREIGN = {
+    "empty": lambda path: path.mkdir(),
+    "foreign": make_foreign,
+    "file": lambda path: path.write_text("mine"),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+}
 
 
-def make_dangling(path):
-    path.symlink_to("nowhere")
-
-
-FOREIGN = (make_empty, make_foreign, make_file, make_dangling)
-
-
-@pytest.mark.parametrize("make", FOREIGN)
-def test_nothing_is_trained_where_a_later_export_has_no_room(tmp_path, make):
-    make(tmp_path / "epoch0002")
-    model = network()
-    before = model.get_weights()
-    with pytest.raises(FileExistsError, match=r"`folder`.*Received: folder=.*epochs 2$"):
-        fit(model, ExportForProbing(tmp_path), epochs=2)
-    assert_untrained(model, before)
-    assert names_in(tmp_path) == of_epochs(2)
-
-
-@pytest.mark.parametrize("make", FOREIGN[1:])
-def test_nothing_is_trained_where_a_later_export_would_replace_something_else(tmp_path, make):
-    make(tmp_path / "epoch0002")
-    model = network()
-    before = model.get_weights()
-    with pytest.raises(FileExistsError, match=r"`folder`.*Received: folder=.* with epoch0002, whi"):
-        fit(model, ExportForProbing(tmp_path, overwrite=True), epochs=2)
-    assert_untrained(model, before)
+@pytest.mark.parametrize(
+    ("name", "overwrite"),
+    [*((name, False) for name in FOREIGN), *((name, True) for name in list(FOREIGN)[1:])],
+)
+def test_nothing_is_trained_where_a_later_export_has_no_room(tmp_path, name, overwrite):
+    """Or where it would replace something else than an empty folder."""
+    FOREIGN[name](tmp_path / "epoch0002")
+    callback = ExportForProbing(tmp_path, overwrite=overwrite)
+    is_refused(network(), callback, "folder", FileExistsError, epochs=2)
     assert names_in(tmp_path) == of_epochs(2)
 
 
@@ -344,25 +305,14 @@ def test_overwrite_replaces_them(tmp_path):
 # Trainings that resume
 
 
-def test_a_training_that_goes_on_adds_to_the_series(tmp_path, monkeypatch):
-    calls = count_exports(monkeypatch)
-    mark_as_there(tmp_path, 1, 2)
-    fit(network(), ExportForProbing(tmp_path), epochs=4, initial_epoch=2)
-    assert [path.name for path in calls] == of_epochs(3, 4)
-
-
-@pytest.mark.parametrize("settings", [{}, {"epochs": [0, 1, 2, 3]}], ids=["every", "epochs"])
-def test_a_training_that_goes_on_elsewhere_begins_where_it_is(tmp_path, monkeypatch, settings):
+@pytest.mark.parametrize("settings", [{}, {"epochs": [0, 1, 2, 3, 4]}], ids=["every", "epochs"])
+@pytest.mark.parametrize("there", [(), (1, 2)], ids=["elsewhere", "there"])
+def test_a_training_that_goes_on_adds_to_the_series(tmp_path, monkeypatch, settings, there):
     """There is no network before the first epoch to be exported."""
     calls = count_exports(monkeypatch)
-    fit(network(), ExportForProbing(tmp_path, **settings), epochs=3, initial_epoch=2)
-    assert [path.name for path in calls] == of_epochs(3)
-
-
-def test_a_training_that_goes_on_is_refused_as_well(tmp_path):
-    mark_as_there(tmp_path, 4)
-    with pytest.raises(FileExistsError, match=r"which holds those of epochs 4$"):
-        fit(network(), ExportForProbing(tmp_path), epochs=5, initial_epoch=2)
+    mark_as_there(tmp_path, *there)
+    fit(network(), ExportForProbing(tmp_path, **settings), epochs=4, initial_epoch=2)
+    assert [path.name for path in calls] == of_epochs(3, 4)
 
 
 @pytest.mark.nightly
@@ -380,15 +330,6 @@ def test_it_is_used_for_a_second_training(tmp_path):
     assert not np.allclose(outputs[2], outputs[3], atol=1e-3)
 
 
-def test_a_second_training_of_the_same_callback_is_refused(tmp_path, monkeypatch):
-    count_exports(monkeypatch)
-    callback, model = ExportForProbing(tmp_path), network()
-    fit(model, callback)
-    mark_as_there(tmp_path, 1)
-    with pytest.raises(FileExistsError):
-        fit(model, callback)
-
-
 # Copies and arguments
 
 
@@ -400,51 +341,29 @@ def test_deep_copies_work_as_the_callback_does(tmp_path):
     assert copied.overwrite
     callback = ExportForProbing(tmp_path / "b", epochs=[1])
     model, outputs = network(), Outputs()
-    fit(model, [outputs, copy.deepcopy(callback)])
+    copied = copy.deepcopy(callback)
+    fit(model, [outputs, copied])
     assert names_in(tmp_path / "b") == of_epochs(1)
     np.testing.assert_allclose(
         tfr.chain(tmp_path / "b" / "epoch0001")(IMAGES), outputs.by_epoch[1], rtol=1e-5
     )
 
 
-def test_a_copy_after_a_training(tmp_path, monkeypatch):
-    calls = count_exports(monkeypatch)
-    callback = ExportForProbing(tmp_path)
-    fit(network(), callback)
-    copied = copy.deepcopy(callback)
-    fit(network(3), copied)
-    assert [path.name for path in calls] == of_epochs(1, 1)
+BAD = {
+    "every": (0, -1, 1.5, "2", True, None),
+    "folder": (None, 3, b"series", "a\0b", "a[b]"),
+    "overwrite": ("no",),
+    "epochs": ([], "12", 3, [1, -1], [1.0], [True], [None], {1: 2}, b"1", np.array(3), [np.nan]),
+}
 
 
-@pytest.mark.parametrize("every", [0, -1, 1.5, "2", True, None])
-def test_bad_every(tmp_path, every):
-    with pytest.raises(ValueError, match=rf"`every` must be.*Received: every={every!r}$"):
-        ExportForProbing(tmp_path, every=every)
-
-
-@pytest.mark.parametrize("folder", [None, 3, b"series", "a\0b"])
-def test_bad_folders(folder):
-    with pytest.raises(ValueError, match=r"`folder` must be a path.*Received: folder="):
-        ExportForProbing(folder)
-
-
-def test_bad_overwrite(tmp_path):
-    with pytest.raises(ValueError, match=r"`overwrite` must be a bool\. Received: overwrite='no'$"):
-        ExportForProbing(tmp_path, overwrite="no")
-
-
-def test_every_and_epochs_exclude_one_another(tmp_path):
-    with pytest.raises(ValueError, match=r"`every` and `epochs`.*Received: every=2, epochs=\[1\]$"):
+def test_bad_arguments(tmp_path):
+    for name, values in BAD.items():
+        for value in values:
+            with refused(name):
+                ExportForProbing(**{"folder": tmp_path} | {name: value})
+    with refused("every", "epochs"):
         ExportForProbing(tmp_path, every=2, epochs=[1])
-
-
-BAD_EPOCHS = [[], "12", 3, [1, -1], [1.0], [True], [None], {1: 2}, b"1", np.array(3), [np.nan]]
-
-
-@pytest.mark.parametrize("epochs", BAD_EPOCHS)
-def test_bad_epochs(tmp_path, epochs):
-    with pytest.raises(ValueError, match=r"`epochs` must hold ints, 0 or more\. Received: epochs="):
-        ExportForProbing(tmp_path, epochs=epochs)
 
 
 def test_epochs_of_numpy_and_iterators(tmp_path):
@@ -456,10 +375,7 @@ def test_a_network_that_has_no_chain_is_not_trained(tmp_path):
     inputs = keras.Input((4, 4, 1))
     plain = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(inputs)))
     plain.compile("sgd", "sparse_categorical_crossentropy")
-    before = plain.get_weights()
-    with pytest.raises(ValueError, match=r"`source` must be.*Received: "):
-        fit(plain, ExportForProbing(tmp_path / "series", every=2), epochs=4)
-    assert_untrained(plain, before)
+    is_refused(plain, ExportForProbing(tmp_path / "series", every=2), "source", epochs=4)
     assert names_in(tmp_path) == []
     # Where nothing is to be exported, nothing is in the way.
     with pytest.warns(UserWarning, match="nothing will be exported"):
@@ -486,7 +402,8 @@ def test_a_network_that_cannot_be_traced_is_not_trained(tmp_path):
     before = model.get_weights()
     with pytest.raises(RuntimeError, match="no graph of this"):
         fit(model, ExportForProbing(tmp_path, every=2), epochs=2)
-    assert_untrained(model, before)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
     assert names_in(tmp_path) == []
 
 

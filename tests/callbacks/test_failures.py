@@ -14,7 +14,9 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from reference.random_network import random_batch, random_network
+from refusals import refused
 
+import tfresidual as tfr
 from tfresidual import callbacks, probes
 
 pytestmark = pytest.mark.eager
@@ -71,7 +73,7 @@ def test_what_fails_later_is_said_once_and_training_goes_on(net, kind, later):
     with pytest.warns(UserWarning, match=rf"{kind.__name__} failed.*Cause: ") as said:
         history = fit(net, [probe])
     assert sum("Cause: " in str(one.message) for one in said) == 1 and len(history["loss"]) == 3
-    for key in probe.keys(probe._chain):
+    for key in probe.keys(tfr.chain(net)):
         assert math.isfinite(history[key][0]) and np.isnan(history[key][1:]).all()
     with pytest.raises((ValueError, tf.errors.OpError)):
         fit(net, [kind(data_that_changes(net, later), on_error="raise")])
@@ -87,7 +89,7 @@ def test_what_fails_for_good_is_refused_when_training_begins(net):
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     before = [weight.numpy() for weight in model.weights]
     data = np.zeros((4, 6), "float32"), np.zeros(4)
-    with pytest.raises(ValueError, match="a loss with a gradient at its states"):
+    with refused("chain"):
         model.fit(*data, verbose=0, callbacks=[callbacks.BlockMetrics(data)])
     for one, other in zip(before, model.weights, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -130,11 +132,6 @@ def test_a_training_that_diverges_goes_on(rate):
     assert len(history["loss"]) == 4 and len(history[KEY]) == 4
 
 
-def test_bad_on_error():
-    with pytest.raises(ValueError, match=r"`on_error` must be one of.*Received: on_error='stop'"):
-        callbacks.BlockMetrics((np.zeros((1, 4)), np.zeros(1)), on_error="stop")
-
-
 # Data that can be read once
 
 
@@ -159,7 +156,7 @@ def test_data_that_can_be_read_once_is_refused_when_training_begins(net, change)
         changed = {"prefetched": lambda: found.prefetch(1), "shuffled": lambda: found.shuffle(4, 1)}
         return changed.get(change, lambda: found)()
 
-    with pytest.raises(ValueError, match=r"must begin with the same batch.*Received: "):
+    with refused("data"):
         fit(net, [callbacks.BlockMetrics(data(of_one_iterator))])
     if change != "shuffled":
         published = fit(net, [callbacks.BlockMetrics(data(of_new_iterators))])[KEY]

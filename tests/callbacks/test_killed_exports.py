@@ -50,19 +50,11 @@ def main():
 
 
 def lives(kind, folder, workers, kill_after=None, word="begun", kill_at=None, times=None):
-    """Lets processes export into a folder, and kills the first one.
+    """Lets `workers` processes export into a folder, and kills the first one.
 
-    Args:
-        kind: `"export"` or `"series"`.
-        folder: where to; the output of the processes is next to it.
-        workers: how many processes.
-        kill_after: seconds after the first process has said a word.
-        word: `"begun"`, or `"done"` after its first export or series.
-        kill_at: at its which operation on a file, instead.
-        times: after how many exports, or series, the processes end, where none is killed.
-
-    Returns:
-        How each process ended.
+    It is killed `kill_after` seconds after it has said a word, `"begun"` or (after its first export
+    or series) `"done"`, or at its `kill_at`-th operation on a file. If it is not, the processes end
+    after so many `times`. What they say is next to the folder. Returns how each of them ended.
     """
     folder = pathlib.Path(folder)
     told = [folder.with_suffix(f".{number}") for number in range(workers)]

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import layers
+from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import callbacks, probes
@@ -189,18 +190,12 @@ def test_a_mixed_policy_keeps_the_logits_of_outputs_together():
     np.testing.assert_allclose(found[1], found[0], rtol=0.01)
 
 
-@pytest.mark.parametrize("output", ["c", 2, -1, 0.5, True])
-def test_outputs_that_are_not_there(output):
-    with pytest.raises(ValueError, match="`output` must be an output"):
-        tfr.chain(functional(True, False), output=output)
-
-
-def test_the_way_to_choose_is_said():
+def test_outputs_that_cannot_be_taken(tmp_path):
+    for output in ("c", 2, -1, 0.5, True, ["a"], ["a", 0]):
+        with refused("output"):
+            tfr.chain(functional(True, False), output=output)
     with pytest.raises(ValueError, match="use_blocks"):
         tfr.chain(functional(False, False))
-
-
-def test_outputs_that_cannot_be_taken_together(tmp_path):
     model = functional(True, False)
     model.compile(loss=dict(zip("ab", LOSSES, strict=True)))
     chain = tfr.chain(model, output=["a", "b"])
@@ -210,8 +205,6 @@ def test_outputs_that_cannot_be_taken_together(tmp_path):
     tfr.export(chain, tmp_path / "saved")
     ones = np.ones(12)
     for run in (
-        lambda: tfr.chain(model, output=["a"]),
-        lambda: tfr.chain(model, output=["a", 0]),
         lambda: tfr.chain(functional(True, False), output=["a", "b"]),
         lambda: probes.block_metrics(chain, (*data, {"a": ones, "b": 2 * ones})),
         lambda: probes.block_metrics(chain, (X, {"a": CLASSES[:, None], "b": VALUES})),

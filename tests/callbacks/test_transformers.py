@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import callbacks, probes
@@ -58,5 +59,5 @@ def test_callbacks_find_blocks_as_they_are_told():
 
 
 def test_a_model_is_needed():
-    with pytest.raises(ValueError, match=r"Argument `model` must be.*Received: model=3 of type"):
+    with refused("model"):
         callbacks.use_blocks(3)

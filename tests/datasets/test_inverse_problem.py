@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from tfresidual.datasets import inverse_problem
 
@@ -17,9 +18,6 @@ def test_points():
     np.testing.assert_allclose(z.mean(axis=0), 0, atol=0.06)
     np.testing.assert_allclose(z.std(axis=0), 4 / np.sqrt(12), atol=0.03)
     assert abs(np.corrcoef(z.T)[0, 1]) < 0.05
-
-
-def test_slopes_and_limit():
     x, z = inverse_problem(100, slopes=(-2, 0.5), limit=0.1)
     np.testing.assert_array_equal(x, np.float32([-2, 0.5]) * z)
     assert 0.09 < np.abs(z).max() <= 0.1
@@ -27,25 +25,19 @@ def test_slopes_and_limit():
 
 def test_seed():
     _, z = inverse_problem(10, seed=3)
-    np.testing.assert_array_equal(inverse_problem(10, seed=3)[1], z)
     np.testing.assert_array_equal(inverse_problem(25, seed=3)[1][:10], z)
     assert not np.isin(inverse_problem(10, seed=4)[1], z).any()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "value"),
     [
-        ({"count": 0}, "`count` must be an int, 1 or more. Received: count=0$"),
-        ({"count": 2.0}, "`count` must be .*Received: count=2.0$"),
-        ({"seed": -1}, "`seed` must be .*Received: seed=-1$"),
-        ({"slopes": (1.5, 0)}, r"`slopes` must be .*Received: slopes=\(1.5, 0\)$"),
-        ({"slopes": (1, 2, 3)}, r"`slopes` must be .*Received: slopes=\(1, 2, 3\)$"),
-        ({"limit": 0}, "`limit` must be .*Received: limit=0$"),
-        ({"limit": np.nan}, "`limit` must be .*Received: limit=nan$"),
-        ({"limit": "2"}, "`limit` must be .*Received: limit='2'$"),
-        ({"limit": True}, "`limit` must be .*Received: limit=True$"),
+        *(("count", value) for value in (0, 2.0)),
+        ("seed", -1),
+        *(("slopes", value) for value in ((1.5, 0), (1, 2, 3))),
+        *(("limit", value) for value in (0, np.nan, "2", True)),
     ],
 )
-def test_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        inverse_problem(**{"count": 3} | arguments)
+def test_refused(name, value):
+    with refused(name):
+        inverse_problem(**{"count": 3, name: value})

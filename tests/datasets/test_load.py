@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from refusals import refused
 
 from tfresidual import datasets
 from tfresidual.datasets import describe, load, set_epoch
@@ -114,12 +114,6 @@ def test_each_epoch_has_every_image_once_in_an_order_of_its_own(clutter):
         np.testing.assert_array_equal(epoch[1][:64], ordered[1][places])
 
 
-def test_test_set_is_always_the_same(clutter):
-    _, test = clutter()
-    for first, second in zip(arrays(test), arrays(test), strict=True):
-        np.testing.assert_array_equal(first, second)
-
-
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_an_epoch_is_a_function_of_seed_and_number(clutter, augment, shuffle):
@@ -151,8 +145,8 @@ def test_augmentation_is_for_training_images_only(clutter):
     plain_train, plain_test = clutter(shuffle=False)
     train, validation, test = clutter(shuffle=False, augment=True, validation=20)
     assert not np.array_equal(arrays(train)[0], arrays(plain_train)[0])
-    np.testing.assert_array_equal(arrays(test)[0], arrays(plain_test)[0])
-    np.testing.assert_array_equal(arrays(validation)[0], arrays(validation)[0])
+    for data, same in ((test, plain_test), (test, test), (validation, validation)):
+        np.testing.assert_array_equal(arrays(data)[0], arrays(same)[0])
 
 
 @pytest.mark.parametrize(("validation", "size"), [(20, 20), (0.2, 32), (np.int64(20), 20)])
@@ -166,11 +160,9 @@ def test_digitclutter_has_validation_images_of_its_own(clutter, validation, size
 DAMAGED = {
     "no files": lambda path: [file.unlink() for file in path.iterdir()],
     "no description": lambda path: (path / "dataset_info.json").unlink(),
-    "a cut description": lambda path: cut(path / "dataset_info.json", 50),
     "an empty description": lambda path: cut(path / "dataset_info.json", 0),
     "a description that is none": lambda path: (path / "dataset_info.json").write_text("[]"),
     "no images": lambda path: images_of(path).unlink(),
-    "empty images": lambda path: cut(images_of(path), 0),
     "cut images": lambda path: cut(images_of(path), 3000),
     "test images that are empty": lambda path: cut(images_of(path, "test"), 0),
     "changed images": lambda path: cut(images_of(path), 3000, b"x" * 20_000),
@@ -240,135 +232,83 @@ def test_drawing_prints_nothing_and_says_nothing_of_downloads(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_fit_evaluate_predict_and_take(clutter):
-    train, test = clutter()
-    model = keras.Sequential([keras.Input((32, 32, 1)), keras.layers.Flatten()])
-    model.add(keras.layers.Dense(10, activation="sigmoid"))
-    model.compile("adam", "binary_crossentropy")
-    history = model.fit(train, validation_data=test, epochs=3, verbose=0, shuffle=False).history
-    assert history["loss"][-1] < history["loss"][0]
-    assert len(history["val_loss"]) == 3
-    assert np.isfinite(model.evaluate(test.take(1), verbose=0))
-    assert model.predict(test, verbose=0).shape == (TEST, 10)
-
-
-def test_an_epoch_can_be_chosen_while_keras_trains(clutter):
-    train, _ = clutter()
-    seen = []
-
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(10, activation="sigmoid")
-
-        def call(self, images):
-            return self.dense(keras.ops.reshape(images, [-1, 1024]))
-
-        def train_step(self, data):
-            seen.append(data[0].numpy())
-            return super().train_step(data)
-
-    model = Model()
-    model.compile("sgd", "binary_crossentropy", run_eagerly=True)
-    begin = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: set_epoch(train, epoch))
-    model.fit(train, epochs=2, callbacks=[begin], verbose=0, shuffle=False)
-    expected, _ = clutter()
-    epochs = [arrays(expected)[0] for _ in range(2)]
-    np.testing.assert_array_equal(np.concatenate(seen), np.concatenate(epochs))
-
-
-def test_set_epoch_errors(clutter):
+def test_set_epoch_refuses(clutter):
     train, test = clutter()
     for wrong in (test, train.take(1), [1, 2]):
-        with pytest.raises(ValueError, match=r"`train` must be .*Received: train="):
+        with refused("train"):
             set_epoch(wrong, 0)
+        with refused("train"):
+            datasets.plain(wrong)
     for epoch in (-1, 1.5, True):
-        with pytest.raises(ValueError, match=f"`epoch` must be .*Received: epoch={epoch}$"):
+        with refused("epoch"):
             set_epoch(train, epoch)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("cifar11", {}, r"`name` must be one of 'cifar10', .*Received: name='cifar11'$"),
-        (["mnist"], {}, r"`name` must be one of .*Received: name=\['mnist'\]$"),
-        ("mnist", {"batch_size": 0}, "`batch_size` must be .*Received: batch_size=0$"),
-        ("mnist", {"batch_size": 2.0}, "`batch_size` must be .*Received: batch_size=2.0$"),
-        ("mnist", {"seed": -1}, "`seed` must be .*Received: seed=-1$"),
-        ("mnist", {"augment": "flip"}, "`augment` must be .*Received: augment='flip'$"),
-        ("mnist", {"pixels": "bytes"}, "`pixels` must be .*Received: pixels='bytes'$"),
-        ("mnist", {"train_size": 0}, "`train_size` must be .*Received: train_size=0$"),
-        ("mnist", {"test_size": -3}, "`test_size` must be .*Received: test_size=-3$"),
-        ("mnist", {"test_size": 10_001}, "`test_size` must be at most 10000.*test_size=10001$"),
-        ("mnist", {"train_size": 60_001}, "`train_size` .* 60000 .*Received: train_size=60001"),
-        ("cifar10", {"train_size": 49_000, "validation": 2000}, "50000 .*Received: .*=2000$"),
-        ("cifar100", {"validation": 50_000}, "50000 .*Received: .*validation=50000$"),
-        ("mnist", {"validation": 0}, "`validation` must be .*Received: validation=0$"),
-        (
-            "mnist",
-            {"validation": 0.0},
-            "`validation`, if it is a float, .*Received: validation=0.0$",
-        ),
-        (
-            "mnist",
-            {"validation": 1.0},
-            "`validation`, if it is a float, .*Received: validation=1.0$",
-        ),
-        (
-            "mnist",
-            {"validation": 1e-9},
-            "`validation`, if it is a float, .*Received: validation=1e-09$",
-        ),
-        (
-            "mnist",
-            {"validation": math.nan},
-            "`validation`, if it is a float, .*Received: validation=nan$",
-        ),
-        ("mnist", {"validation": "10%"}, "`validation` must be .*Received: validation='10%'$"),
-        ("digitclutter", {"digits": 6}, "`digits` must be 3, 4 or 5. Received: digits=6$"),
-        ("digitclutter", {"digits": True}, "`digits` must be 3, 4 or 5. Received: digits=True$"),
-        ("digitclutter", {"train_size": 1.5}, "`train_size` must be .*Received: train_size=1.5$"),
-    ],
-)
-def test_load_errors(tmp_path, name, options, message):
-    with pytest.raises(ValueError, match=message):
+REFUSED = [
+    *((value, {}, ["name"]) for value in ("cifar11", ["mnist"])),
+    *(("mnist", {"batch_size": value}, ["batch_size"]) for value in (0, 2.0)),
+    ("mnist", {"seed": -1}, ["seed"]),
+    ("mnist", {"augment": "flip"}, ["augment"]),
+    ("mnist", {"shuffle": 1}, ["shuffle"]),
+    ("mnist", {"download": 1}, ["download"]),
+    ("mnist", {"pixels": "bytes"}, ["pixels"]),
+    *(("mnist", {"train_size": value}, ["train_size"]) for value in (0, 60_001)),
+    *(("mnist", {"test_size": value}, ["test_size"]) for value in (-3, 10_001)),
+    ("cifar10", {"train_size": 49_000, "validation": 2000}, ["train_size", "validation"]),
+    ("cifar100", {"validation": 50_000}, ["train_size", "validation"]),
+    *(
+        ("mnist", {"validation": value}, ["validation"])
+        for value in (0, 0.0, 1.0, 1e-9, math.nan, "10%")
+    ),
+    *(("digitclutter", {"digits": value}, ["digits"]) for value in (2, 6, True)),
+    ("digitclutter", {"train_size": 1.5}, ["train_size"]),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "names"), REFUSED)
+def test_refused(tmp_path, name, options, names):
+    with refused(*names):
         load(name, data_dir=tmp_path, **options)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist"])
-def test_missing_data_is_said_at_once(tmp_path, name):
+def test_missing_data_is_said_at_once(tmp_path):
+    name = "mnist"
     started = time.perf_counter()
     with pytest.raises(FileNotFoundError) as error:
         load(name, data_dir=tmp_path)
     assert time.perf_counter() - started < 5
-    for part in (
-        str(tmp_path / name),
-        f"tfds.load('{name}', data_dir='{tmp_path}')",
-        "download=True",
-    ):
+    download = f"tfds.load('{name}', data_dir='{tmp_path}')"
+    for part in (str(tmp_path / name), download, "download=True"):
         assert part in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_describe():
-    cifar = describe("cifar100")
-    assert (cifar.input_shape, cifar.classes, cifar.multi_label) == ((32, 32, 3), 100, False)
-    assert (cifar.name, cifar.title, cifar.digits) == ("cifar100", "CIFAR-100", None)
-    assert cifar.chance_error == 0.99
-    assert describe("cifar10").chance_error == describe("mnist").chance_error == 0.9
-    assert describe("mnist", digits=17).input_shape == (28, 28, 1)
-    for digits, sets in ((3, 120), (4, 210), (5, 252)):
-        clutter = describe("digitclutter", digits=digits)
-        assert (clutter.input_shape, clutter.classes, clutter.digits) == ((32, 32, 1), 10, digits)
-        assert clutter.multi_label
-        assert clutter.chance_error == 1 - 1 / sets
-    with pytest.raises(ValueError, match=r"Received: name='cifar11'$"):
+@pytest.mark.parametrize(
+    ("name", "digits", "shape", "classes", "title", "chance_error"),
+    [
+        ("cifar10", 3, (32, 32, 3), 10, "CIFAR-10", 0.9),
+        ("cifar100", 3, (32, 32, 3), 100, "CIFAR-100", 0.99),
+        ("mnist", 17, (28, 28, 1), 10, "MNIST", 0.9),
+        *(
+            ("digitclutter", n, (32, 32, 1), 10, f"Digitclutter, {n} digits", 1 - 1 / sets)
+            for n, sets in ((3, 120), (4, 210), (5, 252))
+        ),
+    ],
+)
+def test_describe(name, digits, shape, classes, title, chance_error):
+    found = describe(name, digits)
+    is_clutter = name == "digitclutter"
+    assert (found.name, found.input_shape, found.classes) == (name, shape, classes)
+    assert (found.title, found.chance_error) == (title, chance_error)
+    assert (found.multi_label, found.digits) == (is_clutter, digits if is_clutter else None)
+
+
+def test_describe_refuses():
+    with refused("name"):
         describe("cifar11")
-    with pytest.raises(ValueError, match=r"Received: digits=2$"):
+    with refused("digits"):
         describe("digitclutter", digits=2)
-    with pytest.raises(AttributeError):
-        cifar.name = "cifar10"
 
 
 @pytest.mark.system
@@ -414,11 +354,3 @@ def test_real_data(real, name):
     augmented, _, _ = real(name, train_size=4000, **options)
     same = np.array_equal(arrays(augmented)[0], arrays(train)[0])
     assert same == (name == "mnist")
-
-
-def test_real_validation_images_are_the_last_of_the_training_set(real):
-    everything, _ = real("mnist", test_size=10, shuffle=False)
-    train, validation, _ = real("mnist", validation=0.01, test_size=10, shuffle=False)
-    images = arrays(everything)[0]
-    np.testing.assert_array_equal(arrays(train)[0], images[:-600])
-    np.testing.assert_array_equal(arrays(validation)[0], images[-600:])

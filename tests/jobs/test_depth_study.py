@@ -224,7 +224,7 @@ def test_a_run_holds_its_folder(settings, tmp_path, monkeypatch, elsewhere, work
 def test_a_search_without_a_trial_is_watched(tmp_path, capsys):
     """Its first worker may take a minute to ask for one; what it says goes to the terminal."""
     oracle = tuning.DepthOracle((2, 2, 2))
-    oracle._set_project_dir(str(tmp_path), "search")
+    oracle.place_in(tmp_path / "search")
     oracle.save()
     watch = depth_study._Watch(tmp_path / "search", terminal())
     watch()

@@ -82,137 +82,120 @@ def fit(model, epochs=2):
     return model.fit(IMAGES, LABELS, batch_size=16, epochs=epochs, shuffle=False, verbose=0).history
 
 
-def values(model):
-    variables = [*model.weights, *model.optimizer.variables]
-    return [keras.ops.convert_to_numpy(variable) for variable in variables]
-
-
 def assert_same(model, other):
-    mine, theirs = values(model), values(other)
-    assert len(mine) == len(theirs) > len(model.weights) > 0
+    mine, theirs = ([*one.weights, *one.optimizer.variables] for one in (model, other))
+    assert len(theirs) > len(model.weights) > 0
     for one, another in zip(mine, theirs, strict=True):
-        np.testing.assert_array_equal(one, another)
+        np.testing.assert_array_equal(*map(keras.ops.convert_to_numpy, (one, another)))
 
 
-class TestNetworksOfThePackage:
-    @pytest.mark.parametrize(
-        "optimizer",
-        [pytest.param(name, marks=marks) for name, marks in zip(OPTIMIZERS, MARKS, strict=True)],
-    )
-    def test_traced_once_with_the_numbers_of_keras(self, optimizer):
-        dtype = "mixed_float16" if optimizer == "scaled" else "float32"
-        # Coupled are at least two.
-        blocks = 2 if optimizer == "coupled" else 1
-        network, loss = compiled(small_network(dtype, blocks), optimizer)
-        history = fit(network)
-        assert loss.calls == 1
-        twin = small_network(dtype, blocks)
-        twin, loss = compiled(keras.Model(twin.inputs, twin.outputs), optimizer)
-        assert fit(twin) == history
-        # Otherwise nothing here has to be done any more.
-        assert loss.calls == 2
-        assert_same(network, twin)
-
-    def test_train_on_batch(self):
-        network, loss = compiled(small_network())
-        for _ in range(2):
-            network.train_on_batch(IMAGES, LABELS)
-        assert loss.calls == 1
-
-    def test_weights_of_images_and_no_metrics(self):
-        network, loss = compiled(small_network(), metrics=())
-        network.fit(IMAGES, LABELS, sample_weight=np.arange(24.0), epochs=2, verbose=0)
-        assert loss.calls == 1
-
-    def test_inverse_problem(self):
-        network = networks.InverseProblemNetwork("recurrent", blocks=2)
-        loss = CountedLoss()
-        network.compile(keras.optimizers.Adam(), loss, metrics=["accuracy"])
-        network.fit(RNG.normal(size=(8, 2)), np.arange(8) % 2, epochs=2, verbose=0)
-        assert loss.calls == 1
-
-    @pytest.mark.system
-    def test_a_loaded_network_goes_on_training(self, tmp_path):
-        straight, _ = compiled(small_network(), "adam")
-        fit(straight, epochs=3)
-        network, _ = compiled(small_network(), "adam")
-        fit(network)
-        # Without the loss that counts, which no file holds.
-        network.compile(network.optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-        network.save(tmp_path / "network.keras")
-        loaded = keras.saving.load_model(tmp_path / "network.keras")
-        assert loaded.optimizer.iterations == 4
-        loss = CountedLoss()
-        loaded.compile(loaded.optimizer, loss, metrics=["accuracy"])
-        fit(loaded, epochs=1)
-        assert loss.calls == 1
-        assert_same(loaded, straight)
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param(name, marks=marks) for name, marks in zip(OPTIMIZERS, MARKS, strict=True)],
+)
+def test_networks_of_the_package_are_traced_once_with_the_numbers_of_keras(optimizer):
+    dtype = "mixed_float16" if optimizer == "scaled" else "float32"
+    # Coupled are at least two.
+    blocks = 2 if optimizer == "coupled" else 1
+    network, loss = compiled(small_network(dtype, blocks), optimizer)
+    history = fit(network)
+    assert loss.calls == 1
+    twin = small_network(dtype, blocks)
+    twin, loss = compiled(keras.Model(twin.inputs, twin.outputs), optimizer)
+    assert fit(twin) == history
+    # Otherwise nothing here has to be done any more.
+    assert loss.calls == 2
+    assert_same(network, twin)
 
 
-class TestTrainings:
-    def test_of_any_model_are_traced_once_with_the_numbers_of_keras(self, tmp_path):
-        model, twin = stock_model(), stock_model()
-        for each in (model, twin):
-            each.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-        data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(16)
-        Counted.calls = 0
-        training.train(model, data, data, tmp_path, 2, "accuracy")
-        assert Counted.calls == 1
-        assert "compute_loss" not in vars(model)
-        Counted.calls = 0
-        twin.fit(data, epochs=2, shuffle=False, verbose=0)
-        assert Counted.calls == 2
-        assert_same(model, twin)
-
-    @pytest.mark.system
-    def test_trial_of_the_tuner(self, tmp_path):
-        class Model(keras_tuner.HyperModel):
-            calls = ()
-
-            def build(self, hp):
-                model = stock_model(*tuning.blocks(hp))
-                model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-                return model
-
-            def fit(self, hp, model, *args, **kwargs):
-                Counted.calls = 0
-                results = model.fit(*args, **kwargs)
-                self.calls += (Counted.calls,)
-                return results
-
-        hypermodel = Model()
-        search = tuning.DepthSearch(
-            hypermodel,
-            epsilon=1e-6,
-            start=(2,),
-            max_trials=1,
-            directory=tmp_path,
-            project_name="search",
-        )
-        search.search(IMAGES, LABELS, validation_data=(IMAGES, LABELS), epochs=2, verbose=0)
-        assert hypermodel.calls == (1,)
+def test_other_steps_of_networks_of_the_package():
+    network, loss = compiled(small_network())
+    for _ in range(2):
+        network.train_on_batch(IMAGES, LABELS)
+    assert loss.calls == 1
+    network, loss = compiled(small_network(), metrics=())
+    network.fit(IMAGES, LABELS, sample_weight=np.arange(24.0), epochs=2, verbose=0)
+    assert loss.calls == 1
+    network, loss = compiled(networks.InverseProblemNetwork("recurrent", blocks=2))
+    network.fit(RNG.normal(size=(8, 2)), np.arange(8) % 2, epochs=2, verbose=0)
+    assert loss.calls == 1
 
 
-class TestOtherModels:
-    def test_weights_that_do_not_exist_yet(self):
-        layers = [keras.layers.Dense(4), keras.layers.Dense(3, activation="softmax")]
-        model, loss = compiled(keras.Sequential([keras.layers.Flatten(), *layers]))
-        build_optimizer(model)
-        assert not model.optimizer.built
-        with traced_once(model):
-            fit(model)
-        assert loss.calls >= 1
-        assert model.optimizer.iterations == 4
+@pytest.mark.system
+def test_a_loaded_network_resumes_its_training(tmp_path):
+    straight, _ = compiled(small_network(), "adam")
+    fit(straight, epochs=3)
+    network, _ = compiled(small_network(), "adam")
+    fit(network)
+    # Without the loss that counts, which no file holds.
+    network.compile(network.optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    network.save(tmp_path / "network.keras")
+    loaded = keras.saving.load_model(tmp_path / "network.keras")
+    assert loaded.optimizer.iterations == 4
+    loss = CountedLoss()
+    loaded.compile(loaded.optimizer, loss, metrics=["accuracy"])
+    fit(loaded, epochs=1)
+    assert loss.calls == 1
+    assert_same(loaded, straight)
 
-    def test_nothing_is_left_after_an_error(self):
-        model, _ = compiled(stock_model())
-        with pytest.raises(ValueError, match="of them"), traced_once(model):
-            raise ValueError("one of them")
-        assert "compute_loss" not in vars(model)
 
-    def test_a_model_without_optimizer(self):
-        with traced_once(stock_model()) as nothing:
-            assert nothing is None
+def test_trainings_of_any_model_are_traced_once_with_the_numbers_of_keras(tmp_path):
+    model, twin = stock_model(), stock_model()
+    for each in (model, twin):
+        each.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(16)
+    Counted.calls = 0
+    training.train(model, data, data, tmp_path, 2, "accuracy")
+    assert Counted.calls == 1
+    assert "compute_loss" not in vars(model)
+    Counted.calls = 0
+    twin.fit(data, epochs=2, shuffle=False, verbose=0)
+    assert Counted.calls == 2
+    assert_same(model, twin)
+
+
+@pytest.mark.system
+def test_a_trial_of_the_tuner(tmp_path):
+    class Model(keras_tuner.HyperModel):
+        calls = ()
+
+        def build(self, hp):
+            model = stock_model(*tuning.blocks(hp))
+            model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+            return model
+
+        def fit(self, hp, model, *args, **kwargs):
+            Counted.calls = 0
+            results = model.fit(*args, **kwargs)
+            self.calls += (Counted.calls,)
+            return results
+
+    hypermodel = Model()
+    place = {"directory": tmp_path, "project_name": "search"}
+    search = tuning.DepthSearch(hypermodel, epsilon=1e-6, start=(2,), max_trials=1, **place)
+    search.search(IMAGES, LABELS, validation_data=(IMAGES, LABELS), epochs=2, verbose=0)
+    assert hypermodel.calls == (1,)
+
+
+def test_weights_that_do_not_exist_yet():
+    layers = [keras.layers.Dense(4), keras.layers.Dense(3, activation="softmax")]
+    model, loss = compiled(keras.Sequential([keras.layers.Flatten(), *layers]))
+    build_optimizer(model)
+    assert not model.optimizer.built
+    with traced_once(model):
+        fit(model)
+    assert loss.calls >= 1
+    assert model.optimizer.iterations == 4
+
+
+def test_nothing_is_left_after_an_error():
+    model, _ = compiled(stock_model())
+    with pytest.raises(ValueError, match="of them"), traced_once(model):
+        raise ValueError("one of them")
+    assert "compute_loss" not in vars(model)
+    # Nor is an optimizer needed.
+    with traced_once(stock_model()) as nothing:
+        assert nothing is None
 
 
 # Logical devices have to be there before TensorFlow starts, so this runs in a process of its own.

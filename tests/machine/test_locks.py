@@ -3,6 +3,7 @@
 Not covered: Windows, and network file systems.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -33,19 +34,29 @@ with locked(sys.argv[1], beside=len(sys.argv) > 2 and sys.argv[2] == "beside"):
 )
 
 
-def holder(folder, *arguments):
-    """A process that holds a folder."""
+@contextlib.contextmanager
+def holder(folder, *arguments, ends_by=signal.SIGTERM):
+    """A process that holds a folder during a block."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder), *arguments], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "held\n"
-    return process
+    try:
+        yield process
+    finally:
+        process.send_signal(ends_by)
+        process.wait()
+        process.stdout.close()
 
 
-def end(process, how):
-    process.send_signal(how)
-    process.wait()
-    process.stdout.close()
+def killed_holder(folder, *arguments):
+    with holder(folder, *arguments, ends_by=signal.SIGKILL):
+        pass
+
+
+def enter(folder, *arguments, **options):
+    with locked(folder, *arguments, **options):
+        pass
 
 
 def names(folder):
@@ -58,87 +69,75 @@ def test_the_folder_is_made_and_nothing_else_stays(tmp_path):
     assert names(tmp_path) == ["new", "new/run"]
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_block_that_fails_leaves_no_folder(tmp_path, error):
+@pytest.mark.parametrize(
+    ("error", "writes", "left"),
+    [
+        (ValueError, False, []),
+        (KeyboardInterrupt, False, []),
+        (ValueError, True, ["new", "new/run", "new/run/log.csv"]),
+    ],
+)
+def test_a_block_that_fails_leaves_what_it_has_written(tmp_path, error, writes, left):
     with pytest.raises(error), locked(tmp_path / "new" / "run"):
+        if writes:
+            (tmp_path / "new" / "run" / "log.csv").write_text("mine")
         raise error
-    assert names(tmp_path) == []
-
-
-def test_what_a_failed_block_has_written_stays(tmp_path):
-    with pytest.raises(ValueError), locked(tmp_path / "run"):
-        (tmp_path / "run" / "log.csv").write_text("mine")
-        raise ValueError
-    assert names(tmp_path) == ["run", "run/log.csv"]
+    assert names(tmp_path) == left
 
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_second_process_is_told_who_holds_it(tmp_path, beside):
     target = tmp_path / "run"
     begun = time.monotonic()
-    process = holder(target, *(["beside"] if beside else []))
-    before = names(tmp_path)
-    try:
-        with pytest.raises(FolderInUseError) as raised, locked(target, "path", beside=beside):
-            pass
-    finally:
-        end(process, signal.SIGTERM)
+    with holder(target, *(["beside"] if beside else [])) as process:
+        before = names(tmp_path)
+        with pytest.raises(FolderInUseError) as raised:
+            enter(target, "path", beside=beside)
     assert names(tmp_path) == before
     message = str(raised.value)
     assert f"process {process.pid} on {socket.gethostname()}, `-c {target}" in message
-    since = message.split(", since ")[1].split(". Wait")[0]
-    assert (
-        abs(time.time() - datetime.fromisoformat(since).timestamp()) < time.monotonic() - begun + 2
-    )
+    since = datetime.fromisoformat(message.split(", since ")[1].split(". Wait")[0])
+    assert abs(time.time() - since.timestamp()) < time.monotonic() - begun + 2
     assert message.endswith(f"choose another `path`. Received: path={str(target)!r}")
 
 
 def test_a_killed_process_holds_nothing_and_is_not_named(tmp_path):
-    first = holder(tmp_path)
-    end(first, signal.SIGKILL)
+    killed_holder(tmp_path)
     assert names(tmp_path) == [".lock"]
-    second = holder(tmp_path)
-    with pytest.raises(FolderInUseError) as raised, locked(tmp_path):
-        pass
+    # Between the lock and the signature of whoever holds it now.
+    with filelock.FileLock(tmp_path / ".lock"), pytest.raises(FolderInUseError) as raised:
+        enter(tmp_path)
+    assert "writing to this folder. Wait" in str(raised.value)
+    with (
+        holder(tmp_path, ends_by=signal.SIGKILL) as second,
+        pytest.raises(FolderInUseError) as raised,
+    ):
+        enter(tmp_path)
     assert f"process {second.pid} on" in str(raised.value)
-    end(second, signal.SIGKILL)
-    with locked(tmp_path):
-        pass
+    enter(tmp_path)
     assert names(tmp_path) == []
 
 
-def test_a_record_of_a_dead_process_is_not_believed(tmp_path):
-    """Between the lock and the signature of whoever holds it now."""
-    first = holder(tmp_path)
-    end(first, signal.SIGKILL)
-    lock = filelock.FileLock(tmp_path / ".lock")
-    with lock, pytest.raises(FolderInUseError) as raised, locked(tmp_path):
-        pass
-    assert "writing to this folder. Wait" in str(raised.value)
-
-
 def test_a_record_that_nobody_wrote_is_not_read(tmp_path):
-    (tmp_path / ".lock").write_text(" " + '{"pid": ' * 100_000)
-    with locked(tmp_path):
-        pass
-    with filelock.FileLock(tmp_path / ".lock"):
-        (tmp_path / ".lock").write_text(" " + '{"pid": ' * 100_000)
-        with pytest.raises(FolderInUseError), locked(tmp_path):
-            pass
+    path, text = tmp_path / ".lock", " " + '{"pid": ' * 100_000
+    path.write_text(text)
+    enter(tmp_path)
+    with filelock.FileLock(path):
+        path.write_text(text)
+        with pytest.raises(FolderInUseError):
+            enter(tmp_path)
 
 
 def test_what_killed_processes_held_is_removed(tmp_path):
     """And nothing else: what others hold, or wrote."""
-    killed, alive = (holder(tmp_path / name, "beside") for name in ("killed", "alive"))
-    end(killed, signal.SIGKILL)
-    (tmp_path / ".other.lock").write_text("{}")
-    (tmp_path / ".empty.lock").touch()
-    before = names(tmp_path)
-    remove_abandoned(tmp_path)
-    left = names(tmp_path)
-    end(alive, signal.SIGKILL)
-    assert ".killed.lock" in before
-    assert left == [name for name in before if name != ".killed.lock"]
+    killed_holder(tmp_path / "killed", "beside")
+    with holder(tmp_path / "alive", "beside"):
+        (tmp_path / ".other.lock").write_text("{}")
+        (tmp_path / ".empty.lock").touch()
+        before = names(tmp_path)
+        remove_abandoned(tmp_path)
+        assert ".killed.lock" in before
+        assert names(tmp_path) == [name for name in before if name != ".killed.lock"]
 
 
 REFUSED = (
@@ -168,14 +167,12 @@ def test_a_thread_may_lock_again_and_another_may_not(tmp_path, monkeypatch):
 
     def other():
         try:
-            with locked(tmp_path / "run"):
-                pass
+            enter(tmp_path / "run")
         except FolderInUseError as error:
             refused.append(str(error))
 
     with locked(tmp_path / "run"):
-        with locked("run"):
-            pass
+        enter("run")
         assert names(tmp_path) == ["run", "run/.lock"]
         thread = threading.Thread(target=other)
         thread.start()
@@ -187,12 +184,8 @@ def test_a_thread_may_lock_again_and_another_may_not(tmp_path, monkeypatch):
 def test_a_link_is_the_folder_that_it_leads_to(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to("run")
-    process = holder(tmp_path / "run")
-    try:
-        with pytest.raises(FolderInUseError), locked(tmp_path / "link"):
-            pass
-    finally:
-        end(process, signal.SIGTERM)
+    with holder(tmp_path / "run"), pytest.raises(FolderInUseError):
+        enter(tmp_path / "link")
 
 
 WAIT = (
@@ -242,19 +235,15 @@ while done < 40:
 
 def test_processes_take_turns(tmp_path):
     """Also where the folder, made by one of them, goes with it."""
-    processes = [
-        subprocess.Popen([sys.executable, "-c", RACE, str(tmp_path / "run")]) for _ in range(3)
-    ]
+    command = [sys.executable, "-c", RACE, str(tmp_path / "run")]
+    processes = [subprocess.Popen(command) for _ in range(3)]
     assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
 
 
 def test_a_folder_below_a_file(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with (
-        pytest.raises(NotADirectoryError, match="`out` must be a folder"),
-        locked(tmp_path / "file" / "run", "out"),
-    ):
-        pass
+    with pytest.raises(NotADirectoryError, match="`out` must be a folder"):
+        enter(tmp_path / "file" / "run", "out")
     assert names(tmp_path) == ["file"]
 
 
@@ -264,14 +253,9 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, code):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with (
-        pytest.raises(OSError, match="file system that can lock files") as raised,
-        locked(tmp_path / "run"),
-    ):
-        pass
-    assert str(raised.value).endswith(f"Received: folder={str(tmp_path / 'run')!r}")
+    with pytest.raises(OSError, match=r"file system that can lock files.* Received: folder="):
+        enter(tmp_path / "run")
     monkeypatch.undo()
     # Nothing that another process would take for a lock.
     assert names(tmp_path) in ([], ["run", "run/.lock"])
-    with locked(pathlib.Path(tmp_path, "run")):
-        pass
+    enter(pathlib.Path(tmp_path, "run"))

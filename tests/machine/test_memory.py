@@ -17,7 +17,6 @@ from tfresidual.networks import residual_network
 GIB = 2**30
 BUILDERS = {
     "resnet": lambda: networks.resnet(20),
-    "resnet110": networks.resnet110,
     "bottlenecks": lambda: networks.resnet(29, bottleneck=True),
     "wide": lambda: networks.resnet(20, widths=(64, 128, 256)),
     "shared": lambda: networks.resnet(50, share_from=2),
@@ -25,7 +24,6 @@ BUILDERS = {
         (32, 32, 3), 10, blocks=(2, 6), widths=(16, 32), share_from=3
     ),
     "hauser": lambda: networks.hauser_resnet(3),
-    "single_representation": networks.single_representation,
 }
 
 
@@ -39,14 +37,7 @@ def machine(monkeypatch):
     return give
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # The deepest is a resnet too.
-        pytest.param(name, marks=[pytest.mark.system] if name == "resnet110" else [])
-        for name in BUILDERS
-    ],
-)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_the_estimate_is_close_and_never_above(name, monkeypatch):
     estimates = []
     monkeypatch.setattr(residual_network, "check_fits", lambda size, *_: estimates.append(size))
@@ -60,7 +51,6 @@ def test_the_estimate_is_close_and_never_above(name, monkeypatch):
     [
         lambda: networks.resnet(20, widths=(10**8, 2, 2)),
         lambda: networks.resnet101(width=10**7),
-        lambda: networks.ResidualNetwork((32, 32, 3), 10, widths=(10**9,) * 3),
     ],
 )
 def test_a_network_that_is_too_large_is_not_built(build):

@@ -33,9 +33,8 @@ def test_options_that_a_user_has_chosen_stay(chosen):
 
 
 def test_datasets_are_not_tuned(tmp_path):
-    train, test = datasets.load(
-        "digitclutter", 32, train_size=64, test_size=32, data_dir=str(tmp_path)
-    )
+    sizes = {"train_size": 64, "test_size": 32}
+    train, test = datasets.load("digitclutter", 32, data_dir=str(tmp_path), **sizes)
     for data in (train, datasets.plain(train), test.take(1)):
         assert data.options().autotune.enabled is False
 

@@ -30,10 +30,12 @@ def old(tmp_path_factory):
 
 @pytest.mark.parametrize("name", [*make.OPTIONS, "layers"])
 def test_models(old, name):
+    if name == "layers" and keras.__version__.startswith("3.14."):
+        pytest.skip("Keras wrote layers of its own with options that earlier versions do not have")
     model = keras.models.load_model(old / f"{name}.keras")
     predicted = model.predict(make.images(), verbose=0)
     np.testing.assert_allclose(predicted, np.load(old / f"{name}.npy"), rtol=RTOL, atol=1e-6)
-    # Its optimizer goes on.
+    # It can be trained further.
     model.fit(make.images(), np.array([0, 1, 2]), verbose=0)
 
 

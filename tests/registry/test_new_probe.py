@@ -1,21 +1,16 @@
 """The steps of CONTRIBUTING.md, applied to a copy of the package."""
 
-import os
-import pathlib
 import re
-import shutil
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
+from changed_package import ROOT, copied, output_of
 from reference.random_network import random_network
 
 import tfresidual as tfr
 
 pytestmark = pytest.mark.system
 
-ROOT = pathlib.Path(__file__).parents[2]
 # A path in bold or at its first mention, and the code below it.
 STEP = re.compile(r"`((?:tfresidual|callbacks)/[\w/]+\.py)`[^`]*?```python\n(.*?)```", re.S)
 
@@ -42,10 +37,7 @@ print(section.title)
 
 
 def test_a_probe_is_added_in_a_few_steps(tmp_path):
-    site = tmp_path / "site"
-    installed = pathlib.Path(tfr.__file__).parent
-    shutil.copytree(installed, site / "tfresidual", symlinks=False)
-    shutil.copy(ROOT / "tfresidual_cli.py", site)
+    site = copied(tmp_path)
     steps = STEP.findall((ROOT / "CONTRIBUTING.md").read_text())
     for name, code in steps:
         path = site / (name if name.startswith("tfresidual/") else f"tfresidual/{name}")
@@ -62,18 +54,11 @@ def test_a_probe_is_added_in_a_few_steps(tmp_path):
 
     command = ["probe", "net.keras", "--data", "digitclutter", "--probe", "state_rank"]
     command += ["--data-dir", "data", "--test-size", "40", "--images", "40", "--out", "out"]
-    result = subprocess.run(
-        [sys.executable, "-P", "-c", PROBED, *command],
-        env=os.environ | {"PYTHONPATH": str(site)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
+    printed = output_of(PROBED, command, site)
     frame = pd.read_csv(tmp_path / "out" / "state_rank.csv")
     assert frame["state_rank"].ge(1).all() and len(frame) == len(tfr.chain(net).blocks)
     assert (tmp_path / "out" / "state_rank.png").stat().st_size > 0
-    *_, keys, title = result.stdout.splitlines()
+    *_, keys, title = printed.splitlines()
     assert keys == "['stage1/block0/state_rank', 'stage1/block1/state_rank']"
     assert title == "How many directions do the states use?"
 

@@ -4,14 +4,13 @@ Not covered: networks so deep that rounding alone changes what they answer.
 """
 
 import dataclasses
-import gc
-import weakref
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import callbacks, networks, probes
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.eager
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.normal(size=(6, 8, 8, 1)).astype("float32"), RNG.integers(0, 5, 6)
 DATA = IMAGES, LABELS
-OTHER = r"`chain` must compute what its network does.*reference=None.*Received: .*differ by up to"
 
 
 def functional(body=lambda state: state, activation="softmax"):
@@ -67,7 +65,7 @@ def test_another_function_than_the_network_is_refused(source, tmp_path):
     chain = tfr.chain(net)
     of_gradients(chain)
     for probe, change in ((routed, 1e-2), (routed, np.nan), (of_gradients, 1e-2)):
-        with pytest.raises(ValueError, match=OTHER):
+        with refused("chain"):
             probe(broken(chain, change))
     # On purpose, or by less than rounding explains.
     routed(dataclasses.replace(broken(chain), reference=None))
@@ -81,7 +79,7 @@ def test_export_refuses_it_and_leaves_what_is_there(probing, tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     wrong = broken(chain)
     for target, overwrite in (("net", True), ("new", False)):
-        with pytest.raises(ValueError, match=OTHER):
+        with refused("chain"):
             tfr.export(wrong, tmp_path / target, probing=probing, overwrite=overwrite)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert not (tmp_path / "new").exists()
@@ -98,9 +96,9 @@ class Noise(layers.Layer):
 def test_a_network_that_draws_at_random_is_told_so(use, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     chain = tfr.chain(functional(Noise()))
-    with pytest.raises(ValueError, match=r"same outputs for the same images.*random differences"):
+    with refused("chain") as caught:
         use(chain)
-    assert not any(tmp_path.iterdir())
+    assert "random" in str(caught.value) and not any(tmp_path.iterdir())
 
 
 def test_outputs_that_are_not_finite_agree(tmp_path):
@@ -168,23 +166,10 @@ def test_logits_are_compared_where_there_are_some():
     moved = chain(IMAGES)
     moved._keras_logits = outputs._keras_logits + 1.0
     agreement.check_agreement(chain, tf.constant(IMAGES), {"outputs": ops.copy(outputs)})
-    with pytest.raises(ValueError, match=OTHER):
+    with refused("chain"):
         agreement.check_agreement(
             chain, tf.constant(IMAGES), {"outputs": outputs, "logits": moved._keras_logits}
         )
-
-
-@pytest.mark.system
-def test_the_chain_does_not_keep_its_model():
-    for make in (functional, small_network):
-        net = make()
-        chain, kept = tfr.chain(net), weakref.ref(net)
-        routed(chain)
-        of_gradients(chain)
-        del net
-        gc.collect()
-        assert kept() is None
-        routed(chain)
 
 
 @pytest.mark.system
@@ -198,7 +183,7 @@ def test_sizes_that_are_not_known_and_indices_are_found_for_an_export(tmp_path):
     chain = tfr.chain(net)
     tfr.export(chain, tmp_path / "net")
     assert chain.compared
-    with pytest.raises(ValueError, match=OTHER):
+    with refused("chain"):
         tfr.export(broken(chain), tmp_path / "other")
 
 
@@ -214,12 +199,11 @@ class Positive(layers.Layer):
 def test_export_refuses_a_network_that_takes_no_images_to_compare(probing, tmp_path):
     inputs = keras.Input((8, 8, 1))
     model = keras.Model(inputs, functional()(Positive()(inputs)))
-    with pytest.raises(ValueError, match=r"`net` must accept .*reference=None.*shape \(8, 8, 1\)"):
+    with refused("net"):
         tfr.export(model, tmp_path / "net", probing=probing)
     assert not any(tmp_path.iterdir())
-    tfr.export(
-        dataclasses.replace(tfr.chain(model), reference=None), tmp_path / "net", probing=probing
-    )
+    chain = dataclasses.replace(tfr.chain(model), reference=None)
+    tfr.export(chain, tmp_path / "net", probing=probing)
     loaded = tf.saved_model.load(tmp_path / "net")
     expected = model.predict(IMAGES + 9, verbose=0)
     outputs = loaded.signatures["serving_default"](images=tf.constant(IMAGES + 9))["outputs"]
@@ -252,5 +236,5 @@ def test_the_way_out_where_this_machine_has_no_kernel():
         lambda: probes.attribution(model, data),
         lambda: model.fit(*data, verbose=0, callbacks=[callbacks.BlockMetrics(data)]),
     ):
-        with pytest.raises(ValueError, match=r"channels_last.*Received: "):
+        with refused("chain"):
             run()

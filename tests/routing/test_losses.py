@@ -1,20 +1,28 @@
-"""The gradients of a loss per image, against those of Keras' own loss of each image alone.
+"""The loss per image, and its gradients, against those of Keras' own loss and float64 values.
 
-That is what `fit` minimizes, in its own mode: in a graph.
+Keras computes its own in the mode in which `fit` minimizes it: in a graph, of each image alone.
 """
+
+import functools
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from reference import heads, random_network
+from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing.agreement import check_losses
+from tfresidual.routing.losses import CROSS_ENTROPY, loss_from, loss_of, softmax_cross_entropy
+from tfresidual.sources.outputs import kind_of
 
 CLASSES = 3
-IMAGES = np.random.default_rng(1).normal(size=(6, 4)).astype("float32")
+RNG = np.random.default_rng(1)
+IMAGES = RNG.normal(size=(6, 4)).astype("float32")
 INDICES = np.array([0, 2, 1, 1, 0, 2])
 ROWS = np.eye(CLASSES, dtype="float32")[INDICES]
 BINARY = (INDICES > 0).astype("float32")
@@ -22,7 +30,7 @@ SPARSE = keras.losses.SparseCategoricalCrossentropy
 DENSE = keras.losses.CategoricalCrossentropy
 
 
-def network(loss, head, shape=(4,), **settings):
+def network(loss, head, shape=(4,)):
     """Two blocks on vectors or maps; the head is a function of the last state."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input(shape)
@@ -30,19 +38,101 @@ def network(loss, head, shape=(4,), **settings):
     for _ in range(2):
         state = layers.Add()([state, layers.Dense(5, "tanh")(state)])
     model = keras.Model(inputs, head(state))
-    model.compile("sgd", loss, **settings)
+    if loss is not None:
+        model.compile("sgd", loss)
     return model
 
 
 def dense(activation=None, outputs=CLASSES):
-    """The head that is a layer whose outputs are far from each other."""
-    wide = keras.initializers.Orthogonal(3.0)
-    return lambda state: layers.Dense(outputs, activation, kernel_initializer=wide)(state)
+    return heads.dense(activation, outputs)
 
 
-def after(activation, outputs=CLASSES):
-    """The head that is a layer and another layer or operation."""
-    return lambda state: activation(dense(None, outputs)(state))
+# Values
+
+P = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]])
+OF_LABELS = -np.log([0.7, 0.1])
+KHOT = np.array([[1, 0, 0], [0, 1, 1]])
+OF_KHOT = -np.log(np.where(KHOT == 1, P, 1 - P)).mean(axis=1)
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize(
+    ("loss", "activation", "labels", "outputs", "expected"),
+    [
+        ("sparse_categorical_crossentropy", "softmax", [0, 2], P, OF_LABELS),
+        (None, "softmax", [[0], [2]], P, OF_LABELS),
+        (None, "softmax", np.eye(3)[[0, 2]], P, OF_LABELS),
+        (DENSE(), "softmax", np.eye(3)[[0, 2]], P, OF_LABELS),
+        (keras.losses.categorical_crossentropy, "softmax", np.eye(3)[[0, 2]], P, OF_LABELS),
+        (["categorical_crossentropy"], "softmax", np.eye(3)[[0, 2]], P, OF_LABELS),
+        (None, "sigmoid", KHOT, P, OF_KHOT),
+        (None, None, [0, 2], np.log(P) + 3, OF_LABELS),
+        # One loss per image even of a loss over pixels.
+        (lambda y, x: (y - x) ** 2, "softmax", np.ones((2, 3)), P, ((1 - P) ** 2).mean(axis=1)),
+    ],
+)
+def test_values_by_hand(loss, activation, labels, outputs, expected):
+    net = random_network.random_network(
+        blocks=1, widths=(4,), classes=3, classifier_activation=activation
+    )
+    if loss is not None:
+        net.compile("sgd", loss)
+    found = loss_of(net, kind_of(net))(np.array(labels), outputs.astype("float32"))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def loss_changed_later():
+    loss = DENSE()
+    # Says so, and does not do it.
+    loss.label_smoothing = 0.3
+    return loss
+
+
+# Losses, and whether a saved model can have them: whether their config says all that they are.
+LOSSES = {
+    "Huber": (lambda: keras.losses.Huber(0.1), False),
+    "Huber as it is": (keras.losses.Huber, True),
+    "changed later": (loss_changed_later, False),
+    "an array": (lambda: keras.losses.CategoricalFocalCrossentropy(np.ones(3) / 9), False),
+    "a number": (lambda: keras.losses.CategoricalFocalCrossentropy(0.1, 3.0), True),
+    "smoothing": (lambda: DENSE(label_smoothing=0.2), True),
+    "Tversky": (lambda: keras.losses.Tversky(0.3, 0.9, axis=-1), True),
+    "cross-entropy": (lambda: DENSE(), True),
+    "partial": (lambda: functools.partial(keras.losses.huber, delta=0.1), False),
+}
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_loss_is_the_one_of_compile(name):
+    make, is_described = LOSSES[name]
+    model, loss = network(None, dense("softmax")), make()
+    model.compile("sgd", loss)
+    outputs = model(IMAGES)
+    used = tfr.chain(model).loss
+    expected = (loss.call if isinstance(loss, keras.losses.Loss) else loss)(ROWS, outputs)
+    np.testing.assert_allclose(used(ROWS, outputs).numpy().mean(), np.mean(expected), rtol=1e-5)
+    assert hasattr(used, "description") == is_described
+
+
+@pytest.mark.eager
+def test_a_delta_reaches_gradients_and_a_saved_model(tmp_path):
+    targets = 3 * RNG.normal(size=(6, 2)).astype("float32")
+    frames = []
+    for loss in (keras.losses.Huber(0.1), lambda a, b: keras.losses.huber(a, b, delta=0.1)):
+        model = network(loss, dense(outputs=2))
+        frames.append(probes.block_metrics(model, (IMAGES, targets)))
+    model.compile("sgd", keras.losses.Huber(0.1))
+    tfr.export(model, tmp_path / "net")
+    frames.append(probes.block_metrics(tmp_path / "net", (IMAGES, targets)))
+    for frame in frames[1:]:
+        pd.testing.assert_frame_equal(frame, frames[0], rtol=1e-4, atol=1e-6)
+    model.compile("sgd", keras.losses.Huber())
+    other = probes.block_metrics(model, (IMAGES, targets))
+    assert (other["gradient_norm"] > 2 * frames[0]["gradient_norm"]).all()
+
+
+# Gradients
 
 
 def norms_by_keras(model, images, labels):
@@ -71,7 +161,7 @@ def first_norms(source, data):
 FROM_LOGITS = {
     "activation": (dense("softmax"), SPARSE(from_logits=True), INDICES),
     "rows": (dense("softmax"), DENSE(from_logits=True), ROWS),
-    "layer": (after(layers.Softmax()), SPARSE(from_logits=True), INDICES),
+    "layer": (lambda s: layers.Softmax()(dense()(s)), SPARSE(from_logits=True), INDICES),
     "operation": (dense(tf.nn.softmax), DENSE(from_logits=True, label_smoothing=0.1), ROWS),
     "sigmoid": (dense(tf.nn.sigmoid, 1), keras.losses.BinaryCrossentropy(from_logits=True), BINARY),
     "lost": (
@@ -89,8 +179,6 @@ FROM_LOGITS = {
 @pytest.mark.parametrize("name", FROM_LOGITS)
 def test_logits_are_found_where_keras_finds_them(policy, name, tmp_path, global_policy):
     global_policy(policy)
-    # In half precision, an image that is given its label for certain may have no gradient.
-    keras.utils.set_random_seed(0)
     head, loss, labels = FROM_LOGITS[name]
     model = network(loss, head)
     expected = norms_by_keras(model, IMAGES, labels)
@@ -107,9 +195,8 @@ SHAPES = {"maps": (3, 3), "a column": (9, 1), "volumes": (2, 2, 2), "positions":
 @pytest.mark.parametrize("name", SHAPES)
 def test_positions_of_an_ignored_class_are_not_in_the_mean(name):
     shape = SHAPES[name]
-    rng = np.random.default_rng(2)
-    images = rng.normal(size=(5, *shape, 4)).astype("float32")
-    labels = rng.integers(0, CLASSES, (5, *shape))
+    images = RNG.normal(size=(5, *shape, 4)).astype("float32")
+    labels = RNG.integers(0, CLASSES, (5, *shape))
     model = network(SPARSE(ignore_class=2), dense("softmax"), (*shape, 4))
     expected = norms_by_keras(model, images, labels)
     for given in (labels, labels[..., None]):
@@ -118,6 +205,139 @@ def test_positions_of_an_ignored_class_are_not_in_the_mean(name):
     labels[1] = 2
     expected[1] = np.nan
     np.testing.assert_allclose(first_norms(model, (images, labels)), expected, rtol=1e-4)
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize("margin", [0.0, 3.0, 20.0, 60.0])
+def test_sure_networks_keep_their_gradient(margin):
+    # Two outputs, the right one ahead by the margin: the gradient is (-q, q), q = sigmoid(-margin).
+    # In float32 p - y is zero from a margin of 17 on.
+    logits = tf.Variable([[margin, 0.0]])
+    with tf.GradientTape() as tape:
+        losses = softmax_cross_entropy(np.array([[1.0, 0.0]], "float32"), logits)
+    q = 1 / (1 + np.exp(margin))
+    np.testing.assert_allclose(tape.gradient(losses, logits), [[-q, q]], rtol=1e-5)
+    np.testing.assert_allclose(losses, [np.log1p(np.exp(-margin))], atol=1e-6)
+
+
+def keras_cross_entropy(labels, logits):
+    return keras.losses.categorical_crossentropy(labels, logits, from_logits=True)
+
+
+def plain_cross_entropy(labels, logits):
+    return -tf.reduce_sum(labels * tf.nn.log_softmax(logits), axis=-1)
+
+
+@pytest.mark.parametrize("expected", [keras_cross_entropy, plain_cross_entropy])
+def test_gradient_where_nothing_cancels(expected):
+    # All networks share one compiled function, which forgets sizes that were not always the same.
+    for shape in ((50, 7), (4, 3), (2, 5, 3), (6, 2), (2, 2, 2, 4), (1, 3)):
+        logits = tf.constant(RNG.normal(size=shape), tf.float32)
+        upstream = RNG.normal(size=shape[:-1]).astype("float32")
+        # TensorFlow's kernel takes it for granted that labels sum to one.
+        rows = [RNG.dirichlet(np.ones(shape[-1]), shape[:-1])]
+        rows += [RNG.integers(0, 2, shape)] * (expected is plain_cross_entropy)
+        for one in rows:
+            one = tf.constant(one, tf.float32)
+
+            @tf.function
+            def gradients(loss, one=one, logits=logits, upstream=upstream):
+                with tf.GradientTape() as tape:
+                    tape.watch(logits)
+                    losses = loss(one, logits)
+                    total = tf.reduce_sum(losses * upstream)
+                gradient = tape.gradient(total, logits)
+                assert losses.shape.rank == len(logits.shape) - 1
+                assert gradient.shape.rank == len(logits.shape)
+                return losses, gradient
+
+            pairs = zip(gradients(softmax_cross_entropy), gradients(expected), strict=True)
+            for found, other in pairs:
+                np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.eager
+def test_the_chain_sees_the_logits():
+    net = random_network.random_network(blocks=1, widths=(4,))
+    images, _ = random_network.random_batch(net)
+    net.get_layer("classifier").bias.assign([60.0, 0, 0, 0, 0])
+    chain = tfr.chain(net)
+    state = tf.Variable(chain.walk(chain.stem(images))[1])
+    for label in (0, 1):
+        with tf.GradientTape() as tape:
+            loss = chain.loss(np.full(len(images), label), chain.head(state))
+        gradient = tape.gradient(loss, state).numpy()
+        assert (np.abs(gradient).max(axis=(1, 2, 3)) > 0).all(), label
+
+
+# Losses by hand
+
+
+def on_indices(labels, outputs):
+    rows = ops.one_hot(ops.cast(labels, "int32"), CLASSES)
+    return ops.mean(ops.square(rows - outputs), axis=-1)
+
+
+def on_gathered(labels, outputs):
+    return -ops.log(tf.gather(outputs, tf.cast(labels, tf.int32), batch_dims=1))
+
+
+def on_rows(labels, outputs):
+    return ops.mean(ops.square(labels - outputs), axis=-1)
+
+
+def on_both(labels, outputs):
+    return (on_indices if len(labels.shape) == 1 else on_rows)(labels, outputs)
+
+
+def on_flattened(labels, outputs):
+    return on_indices(ops.reshape(labels, (-1,)), outputs)
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(on_rows, on_gathered, pytest.param(on_both, marks=pytest.mark.system)),
+        *(pytest.param(loss, marks=pytest.mark.nightly) for loss in (on_indices, on_flattened)),
+    ],
+)
+def test_labels_of_a_loss_by_hand(loss, tmp_path):
+    model = network(loss, dense("softmax"))
+    tfr.export(model, tmp_path / "net")
+    signature = tf.saved_model.load(str(tmp_path / "net")).signatures["block_metrics"]
+    given = signature.structured_input_signature[1]["labels"]
+    # Whole numbers, as Keras takes them.
+    labels = ROWS.astype(int) if loss is on_rows else INDICES
+    shape = (tf.float32, [None, CLASSES]) if loss is on_rows else (tf.int64, [None])
+    assert (given.dtype, given.shape.as_list()) == shape
+    expected = probes.block_metrics(model, (IMAGES, labels))
+    loaded = tfr.chain(tmp_path / "net")
+    for one in (labels, ROWS) if loss is on_both else (labels,):
+        frame = probes.block_metrics(loaded, (IMAGES, one))
+        pd.testing.assert_frame_equal(frame, expected, rtol=1e-5)
+    values = signature(images=IMAGES, labels=tf.cast(labels, given.dtype))["gradient_norm"]
+    np.testing.assert_allclose(np.mean(values, axis=0), expected["gradient_norm"], rtol=1e-5)
+
+
+@pytest.mark.eager
+@pytest.mark.system
+def test_real_targets_of_a_loss_by_hand_stay_real(tmp_path):
+    def squares(labels, outputs):
+        return ops.square(ops.reshape(labels, (-1, 1)) - outputs)
+
+    model = network(squares, dense(None, 1))
+    tfr.export(model, tmp_path / "net")
+    data = IMAGES, RNG.normal(size=6)
+    frames = [probes.block_metrics(of, data) for of in (model, tmp_path / "net")]
+    pd.testing.assert_frame_equal(*frames, rtol=1e-5)
+    # |dL/dp| is 2 |p - y|, and the norm is proportional to it.
+    unit = first_norms(network(lambda labels, outputs: outputs, dense(None, 1)), data)
+    p = np.float64(model.predict(IMAGES, verbose=0)[:, 0])
+    np.testing.assert_allclose(first_norms(model, data), unit * 2 * np.abs(p - data[1]), rtol=1e-4)
+
+
+# Losses that are refused where they are used, and only there
 
 
 class Larger(keras.losses.MeanSquaredError):
@@ -130,37 +350,96 @@ class Whole(keras.losses.Loss):
         return ops.mean(ops.square(outputs - ops.cast(labels, outputs.dtype)))
 
 
-@pytest.mark.parametrize("loss", [Larger(), Whole()], ids=["one more", "alone"])
-def test_a_loss_with_its_own_call_is_refused_where_it_is_used(loss):
-    model = network(loss, dense())
-    kind = type(loss).__name__
-    with pytest.raises(ValueError, match=f"`loss` .*method `call`.*Received: loss={kind}$"):
-        probes.block_metrics(model, (IMAGES, ROWS))
-    assert len(probes.line_element(model, (IMAGES, ROWS))) == 2
+class OfTheBatch(keras.losses.Loss):
+    def call(self, labels, outputs):
+        return of_the_batch(labels, outputs)
+
+
+def of_the_batch(labels, outputs):
+    return ops.mean(on_rows(labels, outputs))
 
 
 def contrastive(labels, outputs):
     rows = ops.normalize(outputs, axis=-1)
     products = ops.log_softmax(5 * ops.matmul(rows, ops.transpose(rows)), axis=-1)
-    are_same = ops.equal(ops.reshape(labels, (-1, 1)), ops.reshape(labels, (1, -1)))
-    return -ops.mean(ops.cast(are_same, products.dtype) * products, axis=-1)
+    return -ops.mean(ops.matmul(labels, ops.transpose(labels)) * products, axis=-1)
 
 
 def divided(labels, outputs):
     return ops.mean(ops.square(outputs), axis=-1) / ops.cast(ops.shape(outputs)[0], "float32")
 
 
-@pytest.mark.parametrize("size", [1, 3, 6])
 @pytest.mark.parametrize(
-    "loss", [contrastive, divided, keras.losses.Circle()], ids=["pairs", "share", "Circle"]
+    ("loss", "words"),
+    [
+        (Larger(), "method `call`"),
+        (Whole(), "method `call`"),
+        (of_the_batch, "not one for all images"),
+        (OfTheBatch(), "not one for all images"),
+        (keras.losses.CosineSimilarity(axis=0), "not one for all images"),
+        (contrastive, "on the other images"),
+        (divided, "on the other images"),
+        (keras.losses.Circle(), "on the other images"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_loss_that_depends_on_other_images_is_refused(loss, size):
+def test_losses_that_are_none_of_an_image(loss, words):
     model = network(loss, dense())
-    data = tf.data.Dataset.from_tensor_slices((IMAGES, INDICES)).batch(size)
-    for probe in (probes.block_metrics, probes.first_order):
-        with pytest.raises(ValueError, match=r"`loss` .*on the other images.*Received: "):
-            probe(model, data)
-    assert len(probes.line_element(model, data)) == 2
+    labels = INDICES if isinstance(loss, keras.losses.Circle) else ROWS
+    for size in (1, 3, 6):
+        data = tf.data.Dataset.from_tensor_slices((IMAGES, labels)).batch(size)
+        for probe in (probes.block_metrics, probes.signal_propagation):
+            with refused("loss") as caught:
+                probe(model, data)
+            assert words in str(caught.value)
+    assert len(probes.line_element(model, (IMAGES, labels))) == 2
+
+
+@pytest.mark.eager
+def test_a_saved_model_without_a_loss_of_images(tmp_path):
+    for loss, head in (
+        (of_the_batch, dense("softmax")),
+        (None, lambda state: ops.stop_gradient(dense("softmax")(state))),
+    ):
+        model = network(loss, head)
+        tfr.export(model, tmp_path / "net", overwrite=True)
+        signatures = tf.saved_model.load(str(tmp_path / "net")).signatures
+        assert "block_metrics" not in signatures
+        outputs = signatures["route"](images=IMAGES, applications=[1, 1])["outputs"]
+        np.testing.assert_allclose(outputs, model.predict(IMAGES, verbose=0), rtol=1e-5)
+
+
+def doubled_by_numpy(values):
+    return tf.ensure_shape(tf.numpy_function(lambda x: 2 * x, [values], "float32"), (None, 5))
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize(
+    "head",
+    [
+        lambda state: ops.stop_gradient(dense("softmax")(state)),
+        lambda state: dense("softmax")(
+            layers.Lambda(doubled_by_numpy, output_shape=(5,), name="numpy")(state)
+        ),
+    ],
+    ids=["stopped", "outside of TensorFlow"],
+)
+def test_a_head_without_a_gradient(head, tmp_path):
+    model = network(None, head)
+    for probe in (probes.block_metrics, probes.signal_propagation, probes.repeat_last_block):
+        with refused("chain"):
+            probe(model, (IMAGES, INDICES))
+    assert len(probes.drop_blocks(model, (IMAGES, INDICES))) == 2
+
+
+@pytest.mark.eager
+def test_descriptions_and_models_that_are_refused():
+    with refused("description"):
+        loss_from({"loss": "layers", "config": None})
+    model = network(None, dense())
+    model.compile("sgd", {"a": "mse", "b": "mse"})
+    with refused("model"):
+        loss_of(model)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e4, np.nan, np.inf])
@@ -180,3 +459,80 @@ def test_rounding_is_no_dependence(loss, labels, scale):
     kernel, _ = model.layers[-1].weights
     kernel.assign(kernel * scale)
     check_losses(tfr.chain(model), labels[:4], {"outputs": model(IMAGES[:4])})
+
+
+# Losses per position
+
+LOGITS = RNG.normal(size=(2, 3, 4)).astype("float32")
+OF_POSITIONS = np.array([[0, 3, 1], [2, 2, 0]])
+ROWS_OF_POSITIONS = np.eye(4, dtype="float32")[OF_POSITIONS]
+COMPILED = {
+    "indices": (SPARSE(from_logits=True), OF_POSITIONS, LOGITS),
+    "probabilities": ("sparse_categorical_crossentropy", OF_POSITIONS, ops.softmax(LOGITS)),
+    "rows": (DENSE(from_logits=True), ROWS_OF_POSITIONS, LOGITS),
+    "smoothed": (DENSE(from_logits=True, label_smoothing=0.2), ROWS_OF_POSITIONS, LOGITS),
+    "binary": (keras.losses.BinaryCrossentropy(from_logits=True), ROWS_OF_POSITIONS, LOGITS),
+    "values": ("mse", ROWS_OF_POSITIONS * 3, LOGITS),
+    "one value": (keras.losses.Huber(0.3), OF_POSITIONS / 2, LOGITS[..., :1]),
+    "ignored": (SPARSE(from_logits=True, ignore_class=2), OF_POSITIONS, LOGITS),
+    "by hand": (lambda y, x: ops.sum((x - y) ** 2, -1), ROWS_OF_POSITIONS, LOGITS),
+}
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize("name", COMPILED)
+def test_losses_per_position_are_those_of_keras(name):
+    loss, labels, outputs = COMPILED[name]
+    ours = loss_of(network(loss, dense(outputs=4)), "logits" if name == "indices" else None)
+    # The loss as Keras itself computes it, with weights.
+    judge = keras.Sequential([keras.Input(outputs.shape[1:]), layers.Identity()])
+    judge.compile("sgd", loss)
+    for chosen in (np.ones((2, 3)), np.array([[1, 0, 1], [0, 1, 1]])):
+        expected = []
+        for row in range(2):
+            kept = chosen[row : row + 1] == 1
+            # Keras divides by the number of all positions; those left out are removed here.
+            part = [values[row : row + 1][kept][None] for values in (labels, np.array(outputs))]
+            whole = judge.compute_loss(None, *part, sample_weight=np.ones(part[0].shape[:2]))
+            expected.append(float(whole))
+        is_index = labels.ndim == 2 and outputs.shape[-1] > 1
+        left_out = chosen if labels.ndim == 2 else chosen[..., None]
+        given = np.where(left_out == 1, labels, -1 if is_index else np.nan)
+        np.testing.assert_allclose(ours(given, outputs), expected, rtol=1e-5)
+        if getattr(ours, "description", None) is not None:
+            again = loss_from(ours.description)
+            np.testing.assert_allclose(again(given, outputs), expected, rtol=1e-5)
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize("labels", [OF_POSITIONS, ROWS_OF_POSITIONS], ids=["indices", "rows"])
+def test_positions_left_out_have_no_gradient(labels):
+    labels, outputs = labels.astype("float32"), LOGITS.copy()
+    labels[0, 1] = np.nan if labels.ndim == 3 else -1
+    outputs[0, 1] = np.nan
+    outputs = tf.constant(outputs)
+    loss = loss_from({"loss": CROSS_ENTROPY, "config": {"from_logits": True}})
+    with tf.GradientTape() as tape:
+        tape.watch(outputs)
+        losses = loss(labels, outputs)
+    gradient = tape.gradient(losses, outputs).numpy()
+    assert np.isfinite(losses).all()
+    np.testing.assert_array_equal(gradient[0, 1], 0)
+    assert (gradient[0, [0, 2]] != 0).all()
+    # An image without any position.
+    none = np.full(labels.shape, np.nan if labels.ndim == 3 else -1, "float32")
+    none[1, 0] = labels[1, 0]
+    expected = -np.log(np.exp(LOGITS[1, 0, 2]) / np.exp(LOGITS[1, 0]).sum())
+    np.testing.assert_allclose(loss(none, LOGITS), [0, expected], rtol=1e-5)
+
+
+@pytest.mark.eager
+def test_a_loss_of_whole_images_decides_itself():
+    def loss(labels, outputs):
+        shown = ops.cast(labels >= 0, "float32")
+        return ops.sum(shown * ops.max(outputs, axis=-1), axis=1)
+
+    labels = np.array([[1, -1, 0], [-1, -1, 2]])
+    expected = (LOGITS.max(axis=-1) * (labels >= 0)).sum(axis=1)
+    found = loss_of(network(loss, dense(outputs=4)))(labels, LOGITS)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -1,25 +1,25 @@
 """SavedModels of chains with a context, with several inputs, ids, and outputs per position.
 
-    python test_sequences.py FOLDER
-
-is what a test starts as another process: it opens the SavedModel in the folder and pickles the
-frames of probes on it. Their chains are built by hand: what `tfresidual.chain` finds in a model
-is for the tests of the sources.
+Their chains are built by hand: what `tfresidual.chain` finds in a model is for the tests of the
+sources.
 """
 
 import dataclasses
 import functools
 import json
-import pathlib
-import pickle
-import sys
 
 import keras
 import numpy as np
 import pandas as pd
-import processes
 import pytest
 import tensorflow as tf
+from reference.chains_with_context import (
+    chain_per_position,
+    data_per_position,
+    masked_chain,
+    masked_data,
+)
+from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes
@@ -28,21 +28,16 @@ from tfresidual.routing.block_values import BLOCK_METRICS, block_values
 from tfresidual.routing.losses import loss_of
 from tfresidual.saved_model.format import LAYOUT_FILE
 
-NAMES = ("masked", "per position")
+CHAINS = {"masked": masked_chain, "per position": chain_per_position}
+DATA = {"masked": masked_data, "per position": data_per_position}
 
 
 def chain_of(name):
-    from reference.chains_with_context import chain_per_position, masked_chain
-
-    of = {"masked": masked_chain, "per position": chain_per_position}
-    return of[name]()
+    return CHAINS[name]()
 
 
 def data_of(name, **settings):
-    from reference.chains_with_context import data_per_position, masked_data
-
-    of = {"masked": masked_data, "per position": data_per_position}
-    return of[name](**settings)
+    return DATA[name](**settings)
 
 
 def frames_of(chain, data):
@@ -57,7 +52,7 @@ def frames_of(chain, data):
     }
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=["masked", "per position"])
 def name(request):
     return request.param
 
@@ -239,87 +234,37 @@ def test_a_class_of_images_that_a_loss_ignores_is_kept(tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    "which", ["per position", pytest.param("masked", marks=pytest.mark.nightly)]
-)
-def test_frames_in_another_process(tmp_path, which):
-    tfr.export(chain_of(which), tmp_path / "net")
-    expected = frames_of(chain_of(which), data_of(which))
-    (tmp_path / "data").write_bytes(pickle.dumps(data_of(which)))
-    result = processes.run(pathlib.Path(__file__), tmp_path)
-    assert result.returncode == 0, result.stderr[-3000:]
-    frames = pickle.loads((tmp_path / "frames").read_bytes())
-    assert list(frames) == list(expected)
+def test_frames_are_those_of_the_network(name, live, saved):
+    frames, expected = (frames_of(chain, data_of(name)) for chain in (tfr.chain(saved), live))
     for probe, frame in frames.items():
         pd.testing.assert_frame_equal(frame, expected[probe], rtol=1e-5, obj=probe)
-
-
-def probe_in(folder):
-    """What the other process does."""
-    data = pickle.loads((folder / "data").read_bytes())
-    frames = frames_of(tfr.chain(folder / "net"), data)
-    (folder / "frames").write_bytes(pickle.dumps(frames))
-    assert not any(module.startswith("reference") for module in sys.modules)
 
 
 # A model of Keras as the network itself
 
 
 def masked_model():
-    """A model with attention, and its chain, which reads the padding mask from the context."""
+    """A model with attention, which reads the padding mask."""
     keras.utils.set_random_seed(1)
-    layers = keras.layers
-    ids = keras.Input((None,), dtype="int32", name="token_ids")
-    mask = keras.Input((None,), dtype="int32", name="padding_mask")
-    embed = layers.Embedding(7, 8)
-    norms = [layers.LayerNormalization() for _ in range(2)]
-    attentions = [layers.MultiHeadAttention(2, 4) for _ in range(2)]
-    dense = layers.Dense(3)
-
-    def branch(index, state, allowed):
-        state = norms[index](state)
-        return attentions[index](state, state, attention_mask=allowed)
-
-    state, allowed = embed(ids), keras.ops.cast(mask, "bool")[:, None, :]
-    for index in range(2):
-        state = state + branch(index, state, allowed)
-    inputs = {"token_ids": ids, "padding_mask": mask}
-    model = keras.Model(inputs, dense(state[:, 0]))
-
-    def block(index):
-        def of_state(state, context):
-            return branch(index, state, context["allowed"])
-
-        return Block(
-            *(1, index, True),
-            apply=lambda state, context: state + of_state(state, context),
-            branch=of_state,
-            join=lambda base, branch, context: base + branch,
-        )
-
-    return model, Chain(
-        name="attention",
-        stem=lambda images: embed(images["token_ids"]),
-        stages=(Stage(1, (block(0), block(1))),),
-        head=lambda state, context: dense(state[:, 0]),
-        loss=keras.losses.sparse_categorical_crossentropy,
-        input_shape={"token_ids": (None,), "padding_mask": (None,)},
-        input_dtype={"token_ids": "int32", "padding_mask": "int32"},
-        reference=lambda images: model(images, training=False),
-        context=lambda images: {"allowed": tf.cast(images["padding_mask"], tf.bool)[:, None, :]},
-    )
+    ids, mask = (keras.Input((None,), dtype="int32", name=n) for n in ("ids", "padding_mask"))
+    state, allowed = keras.layers.Embedding(7, 8)(ids), keras.ops.cast(mask, "bool")[:, None, :]
+    for _ in range(2):
+        normal = keras.layers.LayerNormalization()(state)
+        attend = keras.layers.MultiHeadAttention(2, 4)
+        state = state + attend(normal, normal, attention_mask=allowed)
+    return keras.Model({"ids": ids, "padding_mask": mask}, keras.layers.Dense(3)(state[:, 0]))
 
 
 @pytest.mark.system
 def test_serving_is_predict_masks_included(tmp_path):
-    model, chain = masked_model()
-    tfr.export(chain, tmp_path / "net")
+    model = masked_model()
+    tfr.export(model, tmp_path / "net")
     serve = tf.saved_model.load(str(tmp_path / "net")).signatures["serving_default"]
     rng = np.random.default_rng(0)
     for positions in (4, 9):
         lengths = rng.integers(1, positions + 1, 5)
         images = {
-            "token_ids": rng.integers(0, 7, (5, positions), "int32"),
+            "ids": rng.integers(0, 7, (5, positions), "int32"),
             "padding_mask": (np.arange(positions) < lengths[:, None]).astype("int32"),
         }
         outputs = serve(**tensors(images))["outputs"]
@@ -330,13 +275,14 @@ def test_serving_is_predict_masks_included(tmp_path):
 
 
 def test_a_chain_that_loses_the_mask_is_refused(tmp_path):
-    _, chain = masked_model()
-    lost = dataclasses.replace(
-        chain,
-        context=lambda images: {"allowed": tf.ones_like(chain.context(images)["allowed"])},
-        compiled={},
-    )
-    with pytest.raises(ValueError, match="must compute what its network does"):
+    chain = tfr.chain(masked_model())
+
+    def without(images):
+        context = chain.context(images)
+        return context | {name: tf.ones_like(value) for name, value in context.items()}
+
+    lost = dataclasses.replace(chain, context=without, compiled={})
+    with refused("chain"):
         tfr.export(lost, tmp_path / "net", probing=False)
     assert not list(tmp_path.iterdir())
 
@@ -420,7 +366,7 @@ def test_ids_of_which_there_is_one():
 @pytest.mark.parametrize("key", ["labels", "times", "two words", "0", "größe", ""])
 def test_inputs_whose_name_no_argument_can_have(tmp_path, key):
     chain = small_chain({key: (2,), "b": (2,)}, {key: "float32", "b": "float32"})
-    with pytest.raises(ValueError, match=r"names can be those of arguments.*Received: net=sum"):
+    with refused("net"):
         tfr.export(chain, tmp_path / "net")
     if key in ("labels", "times"):
         tfr.export(chain, tmp_path / "net", probing=False)
@@ -498,11 +444,7 @@ def test_layouts_that_do_not_fit_the_functions(saved, kind):
     }
     try:
         file.write_text(json.dumps(layout | changes))
-        with pytest.raises(ValueError, match=r"damaged or incomplete.*Received: source="):
+        with refused("source"):
             tfr.chain(saved)
     finally:
         file.write_text(text)
-
-
-if __name__ == "__main__":
-    probe_in(pathlib.Path(sys.argv[1]))

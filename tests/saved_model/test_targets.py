@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import resource
 import tempfile
 import types
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from reference.small_networks import small_network
+from reference.small_networks import small_images, small_network
+from refusals import refused
 
 import tfresidual as tfr
 from tfresidual.callbacks import ExportForProbing
 from tfresidual.machine.locks import FolderInUseError, locked
+from tfresidual.saved_model.format import LAYOUT_FILE
 from tfresidual.sources.exporting import export
 
 pytestmark = pytest.mark.system
@@ -31,53 +34,106 @@ def content_of(folder):
     return {str(path): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
-def assert_is_refused(chain, path, words, **kwargs):
-    before = content_of(path.parent)
-    with pytest.raises(FileExistsError) as raised:
-        export(chain, path, **kwargs)
-    assert str(raised.value) == (
-        "Argument `path` must be new, or a SavedModel to replace with `overwrite=True`. "
-        f"Received: path={str(path)!r}, {words}"
-    )
-    assert content_of(path.parent) == before
+def test_what_is_no_network(tmp_path):
+    for source in (3, None, "nothing.keras"):
+        with pytest.raises((ValueError, FileNotFoundError), match=r"`source` must be.*Received: "):
+            export(source, tmp_path / "net")
+    assert list(tmp_path.iterdir()) == []
+    assert tfr.export is export and "export" in dir(tfr)
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_nothing_is_written_below_a_file(chain, tmp_path, overwrite):
-    file = tmp_path / "file"
-    file.write_text("mine")
-    words = f"below {str(file)!r}, which is not a folder"
-    for path in (file / "net", file / "a" / "net"):
-        assert_is_refused(chain, path, words, overwrite=overwrite)
-    assert file.read_text() == "mine"
+def test_new_and_relative_paths(chain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("net", "of two words/net", "dotted.net/", tmp_path / "a" / "b" / "net"):
+        export(chain, path, probing=path == "of two words/net", overwrite=path == "net")
+    assert tfr.chain("of two words/net").name == "small"
+    assert sorted(os.listdir(tmp_path)) == ["a", "dotted.net", "net", "of two words"]
+    (tmp_path / "empty").mkdir()
+    export(chain, tmp_path / "empty", overwrite=True)
+    assert set(os.listdir(tmp_path / "empty")) >= {"saved_model.pb", "assets.extra"}
 
 
-def test_a_link_is_neither_followed_nor_replaced(chain, tmp_path):
-    export(chain, tmp_path / "net")
-    (tmp_path / "link").symlink_to("net")
-    (tmp_path / "dangling").symlink_to("nowhere")
-    for name in ("link", "dangling"):
-        assert_is_refused(chain, tmp_path / name, "which already exists")
-        words = "which is a symbolic link"
-        assert_is_refused(chain, tmp_path / name, words, overwrite=True)
-        assert (tmp_path / name).is_symlink()
-    # Of the folders above, links may be.
+def test_permissions_are_those_of_any_new_folder(chain, tmp_path):
+    before = os.umask(0o022)
+    try:
+        export(chain, tmp_path / "net")
+        (tmp_path / "plain").mkdir()
+        (tmp_path / "plain" / "file").write_text("x")
+    finally:
+        os.umask(before)
+    for made, plain in (("net", "plain"), (f"net/{LAYOUT_FILE}", "plain/file")):
+        assert (tmp_path / made).stat().st_mode == (tmp_path / plain).stat().st_mode
+
+
+# What is there, the target, and what an export says of it; with `overwrite`, or `None` if it may.
+OBSTACLES = {
+    "a file above": ("file", "file/net", "below '{}/file', which is not a folder", True),
+    "a file further above": ("file", "file/a/net", "below '{}/file', which is not a folder", True),
+    "a link to nowhere above": ("dangling", "dangling/net", "below '{}/dangling', which is", True),
+    "a link": ("link", "link", "already exists", "is a symbolic link"),
+    "a link to nowhere": ("dangling", "dangling", "already exists", "is a symbolic link"),
+    "a file": ("file", "file", "already exists", "is something else"),
+    "an empty folder": ("empty", "empty", "already exists", None),
+    "a folder": ("mine", "mine", "already exists", "is something else"),
+    "a SavedModel": ("net", "net", "already exists", None),
+    "a SavedModel and a file": ("net/mine.txt", "net", "already exists", "is something else"),
+    "a SavedModel and a hidden file": ("net/.hidden", "net", "already exists", "is something else"),
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_what_is_there_is_not_replaced(chain, tmp_path, name):
+    there, target, words, with_overwrite = OBSTACLES[name]
+    path = tmp_path / there
+    if there in ("link", "dangling"):
+        path.symlink_to("linked" if there == "link" else "nowhere")
+    elif there.startswith("net"):
+        export(chain, tmp_path / "net")
+    elif there == "file":
+        path.write_text("mine")
+    else:
+        path.mkdir()
+    if there == "mine":
+        (path / "text").write_text("mine")
+    if there == "link":
+        export(chain, tmp_path / "linked")
+    if "/" in there:
+        path.write_text("mine")
+    before = content_of(tmp_path)
+    for overwrite in (False, True):
+        said = words if not overwrite or with_overwrite is True else with_overwrite
+        if said is None:
+            continue
+        with pytest.raises(FileExistsError) as raised:
+            export(chain, str(tmp_path / target), overwrite=overwrite)
+        message = str(raised.value)
+        assert message.startswith("Argument `path` must be new, or a SavedModel to replace")
+        assert f"Received: path={str(tmp_path / target)!r}, " in message
+        assert said.format(tmp_path) in message
+        assert content_of(tmp_path) == before
+    if with_overwrite is None:
+        export(chain, tmp_path / target, probing=False, overwrite=True)
+        loaded = tf.saved_model.load(str(tmp_path / target))
+        assert list(loaded.signatures) == ["serving_default"]
+
+
+def test_folders_above_may_be_links(chain, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "linked").symlink_to("runs")
     export(chain, tmp_path / "linked" / "net")
     assert os.listdir(tmp_path / "runs") == ["net"]
-    below = tmp_path / "dangling" / "net"
-    assert_is_refused(chain, below, f"below {str(tmp_path / 'dangling')!r}, which is not a folder")
 
 
-@pytest.mark.parametrize("name", ["mine.txt", "checkpoints", ".hidden"])
-def test_a_folder_with_more_than_a_saved_model_is_not_replaced(chain, tmp_path, name):
+def test_a_chain_may_replace_what_it_was_opened_from(chain, tmp_path):
     path = tmp_path / "net"
     export(chain, path)
-    (path / name).write_text("mine")
-    assert_is_refused(chain, path, "which is something else", overwrite=True)
-    (path / name).unlink()
-    export(chain, path, overwrite=True)
+    (path / "assets.extra" / "mine").write_text("within")
+    expected = chain(small_images()).numpy()
+    opened = tfr.chain(path)
+    export(opened, path, overwrite=True)
+    assert not (path / "assets.extra" / "mine").exists()
+    for of in (opened, tfr.chain(path)):
+        np.testing.assert_array_equal(of(small_images()), expected)
 
 
 def test_saved_models_of_others_are_replaced(chain, tmp_path):
@@ -93,10 +149,15 @@ def test_saved_models_of_others_are_replaced(chain, tmp_path):
         assert tfr.chain(tmp_path / name).name == "small"
 
 
-@pytest.mark.parametrize("path", [None, 3, b"net", "a\0b", pathlib.Path("a\0b"), ["net"]], ids=str)
-def test_what_is_no_path(chain, path):
-    with pytest.raises(ValueError, match=r"^Argument `path` must be a path.*Received: path="):
-        export(chain, path)
+BAD = [("path", path) for path in (None, 3, b"net", "a\0b", pathlib.Path("a\0b"), ["net"])]
+BAD += [(name, value) for name in ("probing", "overwrite") for value in ("no", 0, None)]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_arguments_that_cannot_be_used(chain, tmp_path, name, value):
+    with refused(name):
+        export(chain, **{"path": tmp_path / "net", name: value})
+    assert os.listdir(tmp_path) == []
 
 
 def test_the_folder_of_the_process_is_not_replaced(chain, tmp_path, monkeypatch):
@@ -105,17 +166,8 @@ def test_the_folder_of_the_process_is_not_replaced(chain, tmp_path, monkeypatch)
     for path in (".", ".."):
         for overwrite in (False, True):
             with pytest.raises(FileExistsError, match=r"`path` must be new.*Received: path="):
-                export(chain, path, overwrite=overwrite)
+                export(chain, path, overwrite=np.bool_(overwrite))
     assert os.listdir(tmp_path) == ["in"]
-
-
-@pytest.mark.parametrize("name", ["probing", "overwrite"])
-def test_words_are_no_bools(chain, tmp_path, name):
-    for value in ("no", 0, None):
-        with pytest.raises(ValueError, match=rf"`{name}` must be a bool\. Received: {name}="):
-            export(chain, tmp_path / "net", **{name: value})
-    assert os.listdir(tmp_path) == []
-    export(chain, tmp_path / "net", **{name: np.bool_(False)})
 
 
 # What the network computes with
@@ -173,8 +225,9 @@ class BareTable(layers.Layer):
 @pytest.mark.parametrize("probing", [False, True])
 def test_what_no_saved_model_can_hold_leaves_nothing(tmp_path, probing):
     """No folder, and none above it."""
-    with pytest.raises(ValueError, match=r"^Argument `net` must.*Received: net=with_table, which"):
+    with refused("net") as caught:
         export(network_with(BareTable()), tmp_path / "new" / "net", probing=probing)
+    assert "with_table, which reads a resource" in str(caught.value)
     assert os.listdir(tmp_path) == []
 
 
@@ -183,14 +236,12 @@ def test_a_network_that_no_saved_model_can_hold_is_not_trained(tmp_path):
     net.compile("sgd", "sparse_categorical_crossentropy")
     before = net.get_weights()
     images, labels = np.ones((4, 4, 4, 1), "float32"), np.arange(4) % 3
-    callback = tfr.callbacks.ExportForProbing(tmp_path / "series", every=2)
-    with pytest.raises(ValueError, match=r"^Argument `net` must.*Received: net=with_table, which"):
+    with refused("net"):
+        callback = ExportForProbing(tmp_path / "series", every=2)
         net.fit(images, labels, epochs=2, verbose=0, callbacks=[callback])
     for old, new in zip(before, net.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
     assert os.listdir(tmp_path) == []
-    net.fit(images, labels, verbose=0)
-    assert not np.allclose(before[0], net.get_weights()[0])
 
 
 class NotToBeMadeAgain(tf.saved_model.experimental.TrackableResource):
@@ -202,12 +253,10 @@ def test_what_tensorflow_says_is_told_and_nothing_is_left(tmp_path, there):
     """No folder above either that was not there."""
     (tmp_path / there).mkdir(exist_ok=True)
     before = content_of(tmp_path)
-    message = (
-        r"^Argument `net` must.*TensorFlow says: .*_create_resource.*Received: net=with_table$"
-    )
-    with pytest.raises(ValueError, match=message):
+    with refused("net") as caught:
         path = tmp_path / there / "new" / "newer" / "net"
         export(network_with(BareTable(NotToBeMadeAgain())), path, probing=False)
+    assert re.search("TensorFlow says: .*_create_resource", str(caught.value))
     assert content_of(tmp_path) == before
 
 
@@ -216,26 +265,24 @@ def test_paths_that_tensorflow_cannot_open(chain, tmp_path, monkeypatch, name):
     """Absolute, relative, and where this process stands."""
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path / name, name):
-        with pytest.raises(ValueError, match=r"`path` must .* TensorFlow .*Received: path="):
+        with refused("path"):
             export(chain, path)
-        with pytest.raises(ValueError, match=r"`folder` must .* TensorFlow .*Received: folder="):
+        with refused("folder"):
             ExportForProbing(path)
     (tmp_path / "n[1]").mkdir()
     monkeypatch.chdir(tmp_path / "n[1]")
-    with pytest.raises(ValueError, match=r"`path` must .* TensorFlow "):
+    with refused("path"):
         export(chain, "net")
     assert content_of(tmp_path) == {str(tmp_path / "n[1]"): False}
 
 
 def test_a_path_to_which_it_was_moved_and_names_that_can_be_opened(chain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    expected = chain(np.ones((2, *chain.input_shape)))
+    expected = chain(small_images())
     for name in ("a*b?", "n]1", "~", "two words \n"):
         export(chain, name)
         for path in (name, tmp_path / name):
-            np.testing.assert_allclose(
-                tfr.chain(path)(np.ones((2, *chain.input_shape))), expected, rtol=1e-5
-            )
+            np.testing.assert_allclose(tfr.chain(path)(small_images()), expected, rtol=1e-5)
     (tmp_path / "~").rename("n[1]")
     with pytest.raises(ValueError, match=r"must be a path that TensorFlow can open.*Rename it"):
         tfr.chain("n[1]")

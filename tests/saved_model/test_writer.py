@@ -5,6 +5,7 @@
 Not covered: TensorFlow Serving itself, and SavedModels on a GPU.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -239,31 +240,30 @@ class Called:
 
 
 @pytest.fixture(scope="module")
-def called_by_default(tmp_path_factory):
-    return Called(tmp_path_factory.mktemp("called"), IN_DEFAULT)
-
-
-@pytest.fixture(scope="module")
-def called_further(tmp_path_factory):
-    return Called(
-        tmp_path_factory.mktemp("called"),
-        tuple(name for name in NETWORKS if name not in IN_DEFAULT),
+def called_at_all(tmp_path_factory):
+    """What every group of networks gave, by whether it is that of every run."""
+    return functools.cache(
+        lambda is_default: Called(
+            tmp_path_factory.mktemp("called"),
+            [name for name in NETWORKS if (name in IN_DEFAULT) == is_default],
+        )
     )
 
 
 @pytest.fixture
-def called(request, name):
-    kind = "called_by_default" if name in IN_DEFAULT else "called_further"
-    return request.getfixturevalue(kind)
+def called(called_at_all, name):
+    return called_at_all(name in IN_DEFAULT)
 
 
 all_networks = pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in IN_DEFAULT else pytest.mark.nightly) for n in NETWORKS],
+    [
+        pytest.param(n, marks=pytest.mark.system if n in IN_DEFAULT else pytest.mark.nightly)
+        for n in NETWORKS
+    ],
 )
 
 
-@pytest.mark.system
 @all_networks
 def test_serving_is_predict(called, name):
     images, _ = called.data[name]
@@ -274,7 +274,6 @@ def test_serving_is_predict(called, name):
         np.testing.assert_array_equal(outputs, expected)
 
 
-@pytest.mark.system
 @all_networks
 def test_names_and_shapes(called, name):
     chain = tfr.chain(called.live[name])
@@ -308,7 +307,6 @@ def metric_names():
     return [column for column in frame if column not in ("stage", "block", "image")]
 
 
-@pytest.mark.system
 @all_networks
 def test_states_are_those_of_the_walk(called, name):
     chain = tfr.chain(called.live[name])
@@ -330,7 +328,6 @@ def test_states_are_those_of_the_walk(called, name):
         assert np.linalg.norm(measured - state) <= allowed * np.linalg.norm(state)
 
 
-@pytest.mark.system
 @all_networks
 def test_block_metrics_are_those_of_the_probe(called, name):
     frame = probes.block_metrics(called.live[name], called.data[name], per_image=True)
@@ -345,7 +342,6 @@ def test_block_metrics_are_those_of_the_probe(called, name):
         assert difference <= allowed, metric
 
 
-@pytest.mark.system
 @all_networks
 def test_routes_are_those_of_the_evaluator(called, name):
     chain = tfr.chain(called.live[name])
@@ -362,7 +358,6 @@ def test_routes_are_those_of_the_evaluator(called, name):
     assert np.abs(dropped - served).max() > 1e-3
 
 
-@pytest.mark.system
 @all_networks
 def test_impossible_numbers_are_errors(called, name):
     chain = tfr.chain(called.live[name])
@@ -381,7 +376,6 @@ def test_impossible_numbers_are_errors(called, name):
     assert "`times` 0 or more" in messages["negative times"]
 
 
-@pytest.mark.system
 @all_networks
 def test_gradients_flow_through_what_was_loaded(called, name):
     chain = tfr.chain(called.live[name])
@@ -534,13 +528,6 @@ def test_the_network_is_left_as_it_was(tmp_path):
         np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.parametrize("source", [3, None, "nothing.keras"])
-def test_what_is_no_network(tmp_path, source):
-    with pytest.raises((ValueError, FileNotFoundError), match=r"`source` must be.*Received: "):
-        export(source, tmp_path / "net")
-    assert list(tmp_path.iterdir()) == []
-
-
 # Files
 
 
@@ -553,95 +540,6 @@ def chain():
 def content_of(folder):
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
-def test_the_folders_above_are_made(chain, tmp_path):
-    export(chain, tmp_path / "a" / "b" / "net")
-    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["net"]
-    assert set(content_of(tmp_path / "a" / "b" / "net")) >= {"saved_model.pb", str(LAYOUT_FILE)}
-
-
-def test_relative_paths_and_text(chain, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for path in ("net", "of two words/net", "dotted.net/"):
-        export(chain, path, probing=path == "of two words/net")
-    assert tfr.chain("of two words/net").name == "small"
-    assert sorted(os.listdir(tmp_path)) == ["dotted.net", "net", "of two words"]
-
-
-def test_permissions_are_those_of_any_new_folder(chain, tmp_path):
-    before = os.umask(0o022)
-    try:
-        export(chain, tmp_path / "net")
-        (tmp_path / "plain").mkdir()
-        (tmp_path / "plain" / "file").write_text("x")
-    finally:
-        os.umask(before)
-    for made, plain in (("net", "plain"), (f"net/{LAYOUT_FILE}", "plain/file")):
-        assert (tmp_path / made).stat().st_mode == (tmp_path / plain).stat().st_mode
-
-
-def assert_is_refused(chain, path, words, **kwargs):
-    with pytest.raises(FileExistsError) as raised:
-        export(chain, path, **kwargs)
-    message = str(raised.value)
-    assert message.startswith("Argument `path` must be new, or ")
-    assert message.endswith(f"Received: path={str(path)!r}, which {words}")
-
-
-def test_what_is_there_is_not_replaced(chain, tmp_path):
-    path = tmp_path / "net"
-    export(chain, path)
-    before = content_of(path)
-    assert_is_refused(chain, path, "already exists")
-    assert_is_refused(chain, str(path), "already exists", probing=False)
-    assert content_of(path) == before
-    (tmp_path / "empty").mkdir()
-    assert_is_refused(chain, tmp_path / "empty", "already exists")
-    (tmp_path / "file").write_text("mine")
-    assert_is_refused(chain, tmp_path / "file", "already exists")
-
-
-def test_overwrite_replaces_a_saved_model(chain, tmp_path):
-    path = tmp_path / "net"
-    export(chain, path)
-    (path / "assets.extra" / "mine").write_text("within")
-    export(chain, path, probing=False, overwrite=True)
-    assert not (path / "assets.extra" / "mine").exists()
-    assert list(tf.saved_model.load(str(path)).signatures) == ["serving_default"]
-    tf.saved_model.save(tf.Module(), str(tmp_path / "other"))
-    export(chain, tmp_path / "other", overwrite=True)
-    assert tfr.chain(tmp_path / "other").name == "small"
-    assert sorted(os.listdir(tmp_path)) == ["net", "other"]
-
-
-def test_overwrite_of_what_is_not_there_or_empty(chain, tmp_path):
-    export(chain, tmp_path / "new", overwrite=True)
-    (tmp_path / "empty").mkdir()
-    export(chain, tmp_path / "empty", overwrite=True)
-    for name in ("new", "empty"):
-        assert tfr.chain(tmp_path / name).name == "small"
-    assert sorted(os.listdir(tmp_path)) == ["empty", "new"]
-
-
-def test_overwrite_leaves_what_is_no_saved_model(chain, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "text").write_text("mine")
-    (tmp_path / "file").write_text("mine")
-    for name in ("mine", "file"):
-        assert_is_refused(chain, tmp_path / name, "is something else", overwrite=True)
-    assert (tmp_path / "mine" / "text").read_text() == "mine"
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_chain_may_replace_what_it_was_opened_from(chain, tmp_path):
-    path = tmp_path / "net"
-    export(chain, path)
-    expected = chain(small_images()).numpy()
-    opened = tfr.chain(path)
-    export(opened, path, overwrite=True)
-    for of in (opened, tfr.chain(path)):
-        np.testing.assert_array_equal(of(small_images()), expected)
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
@@ -790,13 +688,6 @@ def test_a_killed_process_leaves_no_half_of_a_target(chain, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_killed_process_leaves_no_new_target(tmp_path):
-    moments = ("graph", "layout", "first move")
-    assert set(run_killed(tmp_path, *moments).values()) == {"-9"}
-    assert [path for path in tmp_path.glob("*/net")] == []
-
-
-@pytest.mark.nightly
 def test_kills_at_any_time(chain, tmp_path):
     path = tmp_path / "never" / "net"
     export(chain, path)
@@ -819,9 +710,3 @@ def test_kills_at_any_time(chain, tmp_path):
         else:
             export(chain, path)
     assert seen <= {"small", "new"}
-
-
-def test_the_public_name():
-    assert tfr.export is export
-    assert "export" in tfr.__all__
-    assert "export" in dir(tfr)

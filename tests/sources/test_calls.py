@@ -1,5 +1,7 @@
 """Units of one kind share compiled functions; the numbers are those of their own layers."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -55,61 +57,33 @@ def own_calls(chain):
 
     def plain(block):
         unit = block.apply._unit
-        return lambda *states: unit(*states, training=False)
+        apply = lambda *states: unit(*states, training=False)  # noqa: E731
+        return dataclasses.replace(block, apply=apply, branch=None, join=None)
 
-    return tfr.routing.Chain(
-        **{
-            field: getattr(chain, field)
-            for field in ("name", "stem", "head", "loss", "input_shape", "outputs")
-        },
-        stages=tuple(
-            tfr.routing.Stage(
-                stage.index,
-                tuple(
-                    tfr.routing.Block(
-                        block.stage,
-                        block.index,
-                        block.keeps_shape,
-                        plain(block),
-                        takes_anchor=block.takes_anchor,
-                    )
-                    for block in stage.blocks
-                ),
-                stage.transition,
-            )
-            for stage in chain.stages
-        ),
+    stages = tuple(
+        dataclasses.replace(stage, blocks=tuple(map(plain, stage.blocks))) for stage in chain.stages
     )
+    return dataclasses.replace(chain, stages=stages, reference=None, compiled={}, called={})
 
 
-OPTIONS = {
-    "every": [{}],
-    "system": [
-        {"shortcut": "exclusive_gate"},
-        {"share_from": 1, "batch_norm": "unshared_statistics"},
-        {"shortcut": "dropout", "anchor": "input"},
-        {"dtype": "mixed_bfloat16"},
-    ],
-    "nightly": [
-        {"layout": "original"},
-        {"layout": "relu_only_preactivation", "transition": "downsampling_block"},
-        {"bottleneck": True},
-        {"shortcut": "conv1x1"},
-        {"share_from": 1, "batch_norm": "unshared"},
-        {"dtype": "float64"},
-    ],
-}
+SYSTEM, NIGHTLY = pytest.mark.system, pytest.mark.nightly
+OPTIONS = [
+    ({}, ()),
+    ({"shortcut": "exclusive_gate"}, SYSTEM),
+    ({"share_from": 1, "batch_norm": "unshared_statistics"}, SYSTEM),
+    ({"shortcut": "dropout", "anchor": "input"}, SYSTEM),
+    ({"dtype": "mixed_bfloat16"}, SYSTEM),
+    ({"layout": "original"}, NIGHTLY),
+    ({"layout": "relu_only_preactivation", "transition": "downsampling_block"}, NIGHTLY),
+    ({"bottleneck": True}, NIGHTLY),
+    ({"shortcut": "conv1x1"}, NIGHTLY),
+    ({"share_from": 1, "batch_norm": "unshared"}, NIGHTLY),
+    ({"dtype": "float64"}, NIGHTLY),
+]
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(
-            options, id=str(options), marks=[] if run == "every" else getattr(pytest.mark, run)
-        )
-        for run, cases in OPTIONS.items()
-        for options in cases
-    ],
+    "options", [pytest.param(options, id=str(options), marks=marks) for options, marks in OPTIONS]
 )
 def test_the_numbers_are_those_of_the_layers(options):
     chain = tfr.chain(network(**options))

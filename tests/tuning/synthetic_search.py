@@ -181,7 +181,7 @@ def quiet_oracle(folder, start=(4,), **kwargs):
     """A `DepthOracle` that prints nothing, in `folder/search`."""
     oracle = DepthOracle(start, **kwargs)
     oracle.verbose = 0
-    oracle._set_project_dir(str(folder), "search")
+    oracle.place_in(folder / "search")
     return oracle
 
 

@@ -14,7 +14,6 @@ from tfresidual import (
     training,
     tuning,
 )
-from tfresidual.jobs import settings
 
 train, test = datasets.load("mnist")
 net = networks.resnet(20)
@@ -64,13 +63,10 @@ networks.InverseProblemNetwork("convolutional")  # error
 layers.ResidualUnit(16, resize="crop")  # error
 layers.ResidualUnit(16, multiplier="skipinit")  # error
 networks.resnet(20, normalization="layer")  # error
-datasets.load("imagenet")  # error
 datasets.load("mnist", pixels="0-100")  # error
-training.recipe("imagenet")  # error
 training.coupling_kernel([0, 1], 0.5, "square")  # error
 probes.convergence_indices(chain, test, chance="guess")  # error
 plots.borderline(frame, along="images")  # error
-settings.Settings(data="imagenet")  # error
 
 # Results used as something else
 name: str = tfr.chain(net).blocks  # error

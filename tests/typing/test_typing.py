@@ -13,8 +13,7 @@ import typing
 
 import pytest
 
-from tfresidual import datasets, training, types
-from tfresidual.datasets.description import TITLES
+from tfresidual import datasets, types
 from tfresidual.layers import layer_scale, residual_unit, shortcuts
 from tfresidual.networks import specification
 from tfresidual.probes.borderline import GROUPINGS
@@ -71,8 +70,6 @@ def test_each_mistake_is_found_and_nothing_else(tmp_path):
         (types.Transition, specification.TRANSITIONS),
         (types.Anchor, specification.ANCHORS),
         (types.CouplingKernel, gradient_coupling.KERNELS),
-        (types.RecipeName, training.RECIPES),
-        (types.DatasetName, TITLES),
         (types.Pixels, datasets.PIXELS),
         (types.OutputKind, chain.OUTPUT_KINDS),
         (typing.get_args(types.Chance)[1], CHANCES),

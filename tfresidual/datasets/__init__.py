@@ -39,6 +39,7 @@ _ELSEWHERE = {
     "load": "loading",
     "save": "loading",
 }
+_PACKAGES = {"tensorflow": "tensorflow", "tensorflow_datasets": "tensorflow-datasets"}
 
 
 def __getattr__(name):
@@ -54,6 +55,3 @@ def __getattr__(name):
             f"pip install {_PACKAGES[error.name]}. Without it, `tfresidual.datasets.load_file` "
             "reads the file that `tfresidual data NAME --to FILE.npz` writes on another machine"
         ) from error
-
-
-_PACKAGES = {"tensorflow": "tensorflow", "tensorflow_datasets": "tensorflow-datasets"}

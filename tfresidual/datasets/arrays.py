@@ -15,8 +15,7 @@ from tfresidual.machine import backends
 if TYPE_CHECKING:
     from tfresidual.types import Array, ArrayLike, Tensor
 
-# How far an image is moved at most, in pixels along either axis, as in
-# `tfresidual.datasets.augmentation`.
+# How far an image is moved at most, in pixels along either axis.
 PADDING = 4
 # Largest part of the free memory of an accelerator that images may take.
 MOST_OF_MEMORY = 0.5
@@ -26,12 +25,11 @@ class ArrayDataset(keras.utils.PyDataset):
     """Batches `(images, labels)` of arrays, for `fit`, `evaluate` and `training.train`.
 
     The order and the augmentation of epoch e are determined by `seed` and e alone. Every iteration
-    over all batches is the next epoch; `set_epoch` sets e, which `tfresidual.training.train` does
-    at the start of every epoch, so that a resumed training sees the batches of an uninterrupted
-    one. Pass `shuffle=False` to `fit`, since the data does its own shuffling.
+    over all batches is the next epoch; `set_epoch` sets e, so that a resumed training sees the
+    batches of an uninterrupted one. Pass `shuffle=False` to `fit`: the data does its own shuffling.
 
     On the GPU of JAX or PyTorch, images that fit are put into its memory once, and batches are made
-    there: a step transfers nothing but the places of its images and how they are augmented.
+    there.
 
     Example:
 
@@ -153,7 +151,6 @@ class ArrayDataset(keras.utils.PyDataset):
         )
 
     def _order_of(self, epoch):
-        """Returns the places of the images in the order of an epoch."""
         if self._order is None or self._order[0] != epoch:
             order = np.arange(len(self.images), dtype="int32")
             if self.shuffle:
@@ -205,16 +202,7 @@ def _gathered(images, labels, places, draws, factor, offset):
 
 
 def _finished(xp, images, draws, factor, offset):
-    """Returns images moved and mirrored as drawn, and normalized.
-
-    Args:
-        xp: `numpy` or `keras.ops`.
-        images: Array or tensor `[B, ...]`, as kept.
-        draws: How far each image is moved down and right, and whether it is mirrored, three
-            integer arrays `[B]`; or None.
-        factor: Array that pixels are multiplied with.
-        offset: Array that is then subtracted.
-    """
+    """Returns images moved and mirrored as drawn, if `draws` is not None, and normalized."""
     images = images if draws is None else _rearranged(xp, images, *draws)
     return xp.subtract(xp.multiply(images, factor), offset)
 

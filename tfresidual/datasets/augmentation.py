@@ -37,20 +37,13 @@ def random_flip(images: Tensor | ArrayLike, seed: Tensor | ArrayLike) -> Tensor:
 def random_crop(images: Tensor | ArrayLike, seed: Tensor | ArrayLike, padding: int = 4) -> Tensor:
     """Pads each image with zeros on all sides and crops it to its size at a random position.
 
-    Each of the `(2 * padding + 1) ** 2` positions is equally likely, so an image moves by
-    `-padding` to `padding` pixels along either axis.
+    Each of the `(2 * padding + 1) ** 2` positions is equally likely. Images and seed are those of
+    `random_flip`.
 
     Args:
         images: Tensor `[N, H, W, C]` of any dtype.
-        seed: Integer tensor of shape `[2]`. Equal seeds give equal crops.
+        seed: Integer tensor of shape `[2]`.
         padding: Non-negative integer, the number of zeros added on each side.
-
-    Returns:
-        Tensor of the shape and dtype of `images`.
-
-    Raises:
-        ValueError: If `images` is not of rank 4, `seed` is not of shape `[2]` or `padding` is
-            negative.
 
     Reference:
         - [He et al., 2016](https://arxiv.org/abs/1512.03385), section 4.2
@@ -60,19 +53,7 @@ def random_crop(images: Tensor | ArrayLike, seed: Tensor | ArrayLike, padding: i
 
 
 def flip_and_crop(images: Tensor | ArrayLike, seed: Tensor | ArrayLike, padding: int = 4) -> Tensor:
-    """Applies the CIFAR augmentation of the papers: a random flip, then a random crop.
-
-    Args:
-        images: Tensor `[N, H, W, C]` of any dtype.
-        seed: Integer tensor of shape `[2]`. Equal seeds give equal results.
-        padding: Non-negative integer, see `random_crop`.
-
-    Returns:
-        Tensor of the shape and dtype of `images`.
-
-    Raises:
-        ValueError: As in `random_flip` and `random_crop`.
-    """
+    """Applies the CIFAR augmentation of the papers: `random_flip`, then `random_crop`."""
     images, seed = _checked(images, seed)
     flip_seed, crop_seed = tf.unstack(tf.random.split(seed, 2))
     rows, columns = _cropped(images, padding, crop_seed)

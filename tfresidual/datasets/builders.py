@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
+import math
 import pathlib
 import re
 import sys
@@ -11,42 +13,33 @@ import sys
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.datasets.declarations import DATA_SETS
 from tfresidual.machine.console import progress_bar, redirected
 from tfresidual.machine.files import damaged, is_full, no_room
 from tfresidual.machine.memory import check_fits
 from tfresidual.machine.passes import without_tuning
 
 
-def digitclutter_builder(digits, train_size, validation_size, test_size, data_dir):
-    """Returns the builder of Digitclutter after drawing its images."""
-    from tfresidual.datasets.digitclutter import Digitclutter, DigitclutterConfig
-
-    drawn = train_size + 2 * max(validation_size, test_size)
-    check_fits(
-        # The images are read into memory as bytes.
-        drawn * 32 * 32,
-        "Arguments `train_size`, `validation` and `test_size` must fit into the memory of this "
-        "machine: the images",
-        f"train_size={train_size}, validation={validation_size}, test_size={test_size}",
-    )
-    config = DigitclutterConfig(
-        digits=int(digits),
-        train_size=train_size,
-        # At least as many as test images, so that requesting them later does not redraw everything.
-        validation_size=max(validation_size, test_size),
-        test_size=test_size,
-    )
-    with _damaged(folder_of(data_dir, "digitclutter", config.name)):
-        builder = Digitclutter(config=config, data_dir=data_dir)
-    with _with_room(builder):
-        builder.download_and_prepare()
-    return builder
-
-
-def public_builder(name, title, data_dir, download):
-    """Returns the builder of a public dataset whose files are on disk."""
+def prepared(name, digits, sizes, data_dir, download):
+    """Returns the builder of a dataset whose files are on disk, drawn or downloaded if need be."""
     import tensorflow_datasets as tfds
 
+    data = DATA_SETS[name]
+    if data.drawn:
+        train_size, validation_size, test_size = sizes
+        check_fits(
+            # The images are read into memory as bytes.
+            (train_size + 2 * max(validation_size, test_size)) * math.prod(data.input_shape),
+            "Arguments `train_size`, `validation` and `test_size` must fit into the memory of this "
+            "machine: the images",
+            f"train_size={train_size}, validation={validation_size}, test_size={test_size}",
+        )
+        draw = importlib.import_module(f"tfresidual.datasets.{data.drawn}").builder
+        with _damaged(folder_of(data_dir, name)):
+            builder = draw(digits, *sizes, data_dir)
+        with _with_room(builder):
+            builder.download_and_prepare()
+        return builder
     with _damaged(folder_of(data_dir, name)):
         builder = tfds.builder(name, data_dir=data_dir)
     if builder.data_path.exists():
@@ -54,7 +47,7 @@ def public_builder(name, title, data_dir, download):
     if not download:
         where = "" if data_dir is None else f", data_dir={str(data_dir)!r}"
         raise FileNotFoundError(
-            f"{title} is not prepared: there is no {builder.data_path}. Pass "
+            f"{data.title} is not prepared: there is no {builder.data_path}. Pass "
             f"download=True to `load`, or run `tfresidual data {name} --download`, or run the "
             "following on a machine with an internet connection and copy the folder to this one: "
             f'python -c "import tensorflow_datasets as tfds; tfds.load({name!r}{where})". '
@@ -106,22 +99,18 @@ def _with_room(builder):
 
 def read_split(builder, split):
     """Reads a split into memory: images uint8 `[N, H, W, C]`; labels int64 `[N]`, or k-hot."""
-    with _damaged(builder.data_path):
-        return _read_all(builder, split)
-
-
-def _read_all(builder, split):
     import tensorflow_datasets as tfds
 
-    config = tfds.ReadConfig(try_autocache=False, interleave_cycle_length=1)
-    dataset = without_tuning(builder.as_dataset(split=split, read_config=config).batch(1024))
     batches = []
-    with progress_bar(f"Reading {builder.name} {split}", len(dataset)) as advance:
-        for batch in dataset.as_numpy_iterator():
-            batches.append(batch)
-            advance()
-    images = np.concatenate([batch["image"] for batch in batches])
-    if "label" in batches[0]:
-        return images, np.concatenate([batch["label"] for batch in batches]).astype(np.int64)
-    digits = np.concatenate([batch["digits"] for batch in batches])
-    return images, np.eye(10, dtype=np.uint8)[digits].sum(axis=1, dtype=np.uint8)
+    with _damaged(builder.data_path):
+        config = tfds.ReadConfig(try_autocache=False, interleave_cycle_length=1)
+        dataset = without_tuning(builder.as_dataset(split=split, read_config=config).batch(1024))
+        with progress_bar(f"Reading {builder.name} {split}", len(dataset)) as advance:
+            for batch in dataset.as_numpy_iterator():
+                batches.append(batch)
+                advance()
+    found = {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+    if "label" in found:
+        return found["image"], found["label"].astype(np.int64)
+    several = np.eye(DATA_SETS[builder.name].classes, dtype=np.uint8)[found["digits"]]
+    return found["image"], several.sum(axis=1, dtype=np.uint8)

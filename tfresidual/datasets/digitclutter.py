@@ -35,9 +35,9 @@ from tfresidual.machine.locks import locked
 if TYPE_CHECKING:
     from typing import Any, Literal
 
-    from tfresidual.types import Array
+    from tfresidual.types import Array, StrPath
 
-__all__ = ["Digitclutter", "DigitclutterConfig", "Scene", "draw", "sample_scene"]
+__all__ = ["Digitclutter", "DigitclutterConfig", "Scene", "builder", "draw", "sample_scene"]
 
 CANVAS = 512  # pixels; the side of the square on which an image is designed
 SIZE = 32  # pixels; the side of the image that is kept
@@ -79,19 +79,14 @@ def sample_scene(
 ) -> Scene:
     """Samples the content of an image, which depends only on the arguments.
 
+    Every choice of different digits is equally likely. Offsets are uniform, horizontally in +-0.29
+    and vertically in 0.076 +- 0.19 of the canvas, rounded to pixels.
+
     Args:
         index: Integer, the index of the image in its split, from 0.
         digits: Integer from 1 to 10, the number of different digits on the image.
         split: `"train"`, `"validation"` or `"test"`.
         seed: Non-negative integer.
-
-    Returns:
-        A `Scene`. The digits are different, and every choice is equally likely. Horizontal offsets
-        are uniform in +-0.29 and vertical offsets in 0.076 +- 0.19 of the canvas, rounded to
-        pixels.
-
-    Raises:
-        ValueError: If an argument is invalid.
     """
     index = check_int("index", index, at_least=0)
     digits = check_int("digits", digits, at_least=1, at_most=10)
@@ -109,14 +104,7 @@ def sample_scene(
 
 
 def draw(scene: Scene) -> Array:
-    """Draws a scene on the 512x512 canvas and reduces it to 32x32 by averaging 16x16 areas.
-
-    Args:
-        scene: A `Scene`.
-
-    Returns:
-        Array `[32, 32, 1]` of dtype uint8.
-    """
+    """Draws a scene on the 512x512 canvas, averaged over 16x16 areas to uint8 `[32, 32, 1]`."""
     canvas = Image.new("L", (CANVAS, CANVAS), BACKGROUND)
     for digit, (right, down) in zip(scene.digits, scene.offsets, strict=True):
         ink, shape, left, top = _stamp(digit)
@@ -146,17 +134,7 @@ class DigitclutterConfig(tfds.core.BuilderConfig):
 
     The name is derived from the other fields, for example `digits3-20000-2000-2000-seed0` (the
     sizes are those of train, validation and test). Image i of a split depends only on the split,
-    the seed, `digits` and i, so that a smaller split is the beginning of a larger one.
-
-    Args:
-        digits: 3, 4 or 5, the number of digits on each image.
-        train_size: Positive integer.
-        validation_size: Positive integer.
-        test_size: Positive integer.
-        seed: Non-negative integer.
-
-    Raises:
-        ValueError: If an argument is out of range.
+    the seed, `digits` (3, 4 or 5) and i, so that a smaller split is the beginning of a larger one.
     """
 
     name: str = dataclasses.field(init=False)
@@ -184,15 +162,9 @@ class DigitclutterConfig(tfds.core.BuilderConfig):
         numbers = re.fullmatch(r"digits(\d+)-(\d+)-(\d+)-(\d+)-seed(\d+)", name)
         if numbers is None:
             return None
-        digits, train_size, validation_size, test_size, seed = map(int, numbers.groups())
+        fields = ("digits", "train_size", "validation_size", "test_size", "seed")
         try:
-            config = cls(
-                digits=digits,
-                train_size=train_size,
-                validation_size=validation_size,
-                test_size=test_size,
-                seed=seed,
-            )
+            config = cls(**dict(zip(fields, map(int, numbers.groups()), strict=True)))
         except ValueError:
             return None
         return config if config.name == name else None
@@ -265,7 +237,7 @@ class Digitclutter(tfds.core.GeneratorBasedBuilder):
 
     @contextlib.contextmanager
     def _progress(self):
-        """Shows the number of images drawn and hides the messages about a download."""
+        """Shows the number of images drawn, and hides messages about a download."""
         sizes = [getattr(self.builder_config, f"{split}_size") for split in SPLITS]
         description, nothing = f"Drawing {self.builder_config.name}", io.StringIO()
         # The stream as it is now: stderr is redirected while the bar is shown.
@@ -285,3 +257,17 @@ class Digitclutter(tfds.core.GeneratorBasedBuilder):
             scene = sample_scene(index, config.digits, split, config.seed)
             self._drawn()
             yield index, {"image": draw(scene), "digits": scene.digits}
+
+
+def builder(
+    digits: int, train_size: int, validation_size: int, test_size: int, data_dir: StrPath | None
+) -> Digitclutter:
+    """Returns the builder of the images that `load` asks for."""
+    config = DigitclutterConfig(
+        digits=digits,
+        train_size=train_size,
+        # At least as many as test images, so that requesting them later does not redraw everything.
+        validation_size=max(validation_size, test_size),
+        test_size=test_size,
+    )
+    return Digitclutter(config=config, data_dir=data_dir)

@@ -32,9 +32,8 @@ def set_epoch(train: Dataset | ArrayDataset, epoch: int) -> None:
     """
     if hasattr(train, "set_epoch"):
         train.set_epoch(epoch)
-        return
-    counter = _remembered(train, _EPOCH)
-    counter.assign(check_int("epoch", epoch, at_least=0))
+    else:
+        _remembered(train, _EPOCH).assign(check_int("epoch", epoch, at_least=0))
 
 
 def counts_epochs(data: object) -> bool:
@@ -56,29 +55,17 @@ def plain(train: _Data) -> _Data:
 
     Returns:
         A `tf.data.Dataset` of batches, or an `ArrayDataset`, the same in every iteration.
-
-    Raises:
-        ValueError: If `train` is anything else.
     """
-    if isinstance(train, ArrayDataset):
-        return train.plain()
-    return _remembered(train, _PLAIN)
+    return train.plain() if isinstance(train, ArrayDataset) else _remembered(train, _PLAIN)
 
 
 def remember(train, epoch, fixed):
-    """Lets `set_epoch` and `plain` find what belongs to a training pipeline.
-
-    Args:
-        train: A `tf.data.Dataset`.
-        epoch: The `tf.Variable` that counts its epochs.
-        fixed: A `tf.data.Dataset` of the same images, unshuffled and not augmented.
-    """
+    """Gives a pipeline the variable that counts its epochs, and its images as `plain` has them."""
     setattr(train, _EPOCH, epoch)
     setattr(train, _PLAIN, fixed)
 
 
 def _remembered(train, name):
-    """Returns what `remember` was given for a training pipeline."""
     if not hasattr(train, name):
         raise ArgumentError(
             "train", "be the training dataset that `load` or `load_file` returned", train

@@ -31,9 +31,6 @@ def inverse_problem(
         `(x, z)`, two float32 arrays `[count, 2]`: the input of a network, and the output it should
         find.
 
-    Raises:
-        ValueError: If an argument is out of range.
-
     Example:
 
     >>> x, z = inverse_problem(2048)

@@ -1,17 +1,19 @@
-"""Ready-to-train pipelines for CIFAR-10, CIFAR-100, MNIST and Digitclutter."""
+"""Ready-to-train pipelines, from the files of tensorflow-datasets."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, overload
 
 import tensorflow as tf
 
 from tfresidual.arguments import ArgumentError, check_bool, checked_path
-from tfresidual.datasets.builders import digitclutter_builder, folder_of, public_builder, read_split
+from tfresidual.datasets.augmentation import flip_and_crop
+from tfresidual.datasets.builders import folder_of, prepared, read_split
+from tfresidual.datasets.declarations import DATA_SETS
 from tfresidual.datasets.description import (
     SPLITS,
-    TITLES,
     check_name,
     checked_options,
     is_augmented,
@@ -20,14 +22,9 @@ from tfresidual.datasets.description import (
 )
 from tfresidual.datasets.epochs import remember
 from tfresidual.datasets.image_file import check_target, write
-from tfresidual.datasets.pipelines import (
-    epoch_counter,
-    fixed_pipeline,
-    in_memory,
-    training_pipeline,
-)
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder
+from tfresidual.machine.passes import without_tuning
 
 if TYPE_CHECKING:
     from tfresidual.types import Dataset, DatasetName, Pixels, StrPath
@@ -91,29 +88,26 @@ def load(
 ) -> tuple[Dataset, Dataset] | tuple[Dataset, Dataset, Dataset]:
     """Loads a dataset as `tf.data` pipelines for `model.fit` and the probes.
 
-    The images are read into memory once, as uint8. Elements are batches `(images, labels)`: images
-    are float32 `[B, H, W, C]`; by default, each channel is standardized with the mean and standard
-    deviation of the training set. Labels are int64 `[B]`, or for Digitclutter k-hot float32
-    `[B, 10]`. The last batch may be smaller.
+    The images are read into memory once, as uint8. Batches have float32 images `[B, H, W, C]`, by
+    default standardized with the mean and standard deviation of the training set, and labels int64
+    `[B]`, or for Digitclutter k-hot float32 `[B, 10]`. The last batch may be smaller.
 
     The training pipeline counts epochs: each iteration over it is the next epoch. Order and
     augmentation of epoch e are determined by `seed` and e alone; `set_epoch` sets e.
 
     Args:
-        name: `"cifar10"`, `"cifar100"`, `"mnist"` or `"digitclutter"`.
+        name: `"digitclutter"`, `"cifar10"`, `"cifar100"` or `"mnist"`.
         batch_size: Positive integer.
         digits: 3, 4 or 5, the number of digits on each image of Digitclutter. Other datasets ignore
             it.
-        train_size: Number of images to train on, taken from the start of the training set. None
-            means all that are not held out for validation, or the first 20,000 of Digitclutter.
-        test_size: Number of test images, taken from the start of the test set. None means all, or
-            the first 2,000 of Digitclutter.
+        train_size: Number of images to train on, the first of the training set. None means all that
+            are not held out for validation, or 20,000 of Digitclutter.
+        test_size: Number of test images, the first of the test set. None means all, or 2,000 of
+            Digitclutter.
         validation: Number of images to hold out, or a fraction of the training images between 0 and
-            1. They are the last images of the training set; Digitclutter has separate validation
-            images. With None, no images are held out.
-        augment: Whether to flip and crop the training images at random
-            (`tfresidual.datasets.augmentation`). None does so only for CIFAR, as in the papers;
-            True also does so for digits.
+            1: the last of the training set; Digitclutter has separate ones. None holds out none.
+        augment: Whether to flip and crop the training images at random. None does so only for
+            CIFAR, as in the papers.
         shuffle: Whether to shuffle the training images, across the whole set.
         seed: Non-negative integer, determines order and augmentation. The images of Digitclutter
             are the same for all seeds.
@@ -162,23 +156,21 @@ def save(
     """Writes the images of a dataset into one file, for machines without TensorFlow.
 
     `tfresidual.datasets.load_file` reads it, and so does `tfresidual train --data-file`. The file
-    holds the images that `load` returns with the same arguments, as uint8, their labels, and what
-    they are. It is first written next to its target and then moved into place.
+    holds the images that `load` returns with the same arguments, and their labels. It is first
+    written next to its target and then moved into place.
 
     Args:
         data_file: The file, whose name ends in `.npz`. Its folder is created if it does not exist.
-        name: `"cifar10"`, `"cifar100"`, `"mnist"` or `"digitclutter"`.
-        digits: As for `load`.
-        train_size: As for `load`.
-        validation: As for `load`, but never None.
-        test_size: As for `load`.
-        data_dir: As for `load`.
-        download: As for `load`.
+        name: As for `load`, like all further arguments.
+        digits: See `load`.
+        train_size: See `load`.
+        validation: See `load`; not None.
+        test_size: See `load`.
+        data_dir: See `load`.
+        download: See `load`.
 
     Raises:
-        ValueError: If an argument is out of range, or the data on disk is damaged.
-        FileNotFoundError: If the data is not in `data_dir` and `download` is False.
-        OSError: If the data cannot be read or the file cannot be written.
+        OSError: If the file cannot be written; otherwise as `load`.
 
     Example:
 
@@ -197,12 +189,7 @@ def save(
 def reader(name, digits, sizes, data_dir, download):
     """Returns a function from the name of a split to its images and labels, arrays.
 
-    Args:
-        name: Name of a dataset.
-        digits: As for `load`.
-        sizes: Numbers of images of the splits, as `sizes_of` returns them.
-        data_dir: As for `load`.
-        download: As for `load`.
+    The arguments are those of `load`; `sizes` are what `sizes_of` returns.
     """
     train_size, validation_size, test_size = sizes
     if data_dir is not None:
@@ -214,12 +201,10 @@ def reader(name, digits, sizes, data_dir, download):
                 path,
             )
     check_folder("data_dir", folder_of(data_dir))
-    if name == "digitclutter":
-        builder = digitclutter_builder(digits, train_size, validation_size, test_size, data_dir)
+    builder = prepared(name, digits, sizes, data_dir, download)
+    held_out = f"train[-{validation_size}:]"
+    if DATA_SETS[name].drawn:
         held_out = f"validation[:{validation_size}]"
-    else:
-        builder = public_builder(name, TITLES[name], data_dir, download)
-        held_out = f"train[-{validation_size}:]"
     parts = {
         "train": f"train[:{train_size}]",
         "validation": held_out,
@@ -231,29 +216,70 @@ def reader(name, digits, sizes, data_dir, download):
 def pipelines(read, name, *, digits, batch_size, augment, shuffle, seed, pixels, splits=SPLITS):
     """Returns splits as `tf.data` pipelines; the first one is the training pipeline.
 
-    Args:
-        read: Function from the name of a split to its images and labels.
-        name: Name of a dataset.
-        digits: As for `load`, like the other arguments.
-        batch_size: See `load`.
-        augment: See `load`.
-        shuffle: See `load`.
-        seed: See `load`.
-        pixels: See `load`.
-        splits: Names of the splits.
+    `read` is a function from the name of a split to its images and labels.
     """
     factor, offset = normalization(name, digits, pixels)
+    augment = is_augmented(name, augment)
 
-    def normalise(images, labels):
+    def finish(images, labels):
         images = tf.cast(images, tf.float32) * factor - offset
         return images, tf.cast(labels, tf.float32 if labels.shape.rank == 2 else tf.int64)
 
-    epoch = epoch_counter()
-    images, labels = in_memory(*read(splits[0]))
-    augment = is_augmented(name, augment)
-    train = training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, normalise)
-    remember(train, epoch, fixed_pipeline(images, labels, batch_size, normalise))
-    others = (
-        fixed_pipeline(*in_memory(*read(split)), batch_size, normalise) for split in splits[1:]
+    # tf.data runs on the CPU.
+    with tf.device("CPU:0"):
+        first, *others = (tuple(map(tf.constant, read(split))) for split in splits)
+        epoch = tf.Variable(0, dtype=tf.int64, trainable=False, name="epoch")
+    train = _training_pipeline(*first, batch_size, epoch, seed, shuffle, augment, finish)
+    remember(train, epoch, _fixed_pipeline(*first, batch_size, finish))
+    return train, *(_fixed_pipeline(*other, batch_size, finish) for other in others)
+
+
+def _training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, finish):
+    """Returns batches in a new order each epoch, augmented and passed through `finish`."""
+    count = len(images)
+    steps = math.ceil(count / batch_size)
+
+    def begin(_):
+        current = epoch.read_value()
+        epoch.assign_add(1)
+        return tf.stack([tf.constant(seed, tf.int64), current])
+
+    def places(epoch_seed):
+        order = tf.range(count)
+        if shuffle:
+            order = tf.random.experimental.stateless_shuffle(order, epoch_seed)
+        return tf.data.Dataset.range(steps).map(
+            lambda step: (
+                tf.random.fold_in(epoch_seed, step),
+                order[step * batch_size : (step + 1) * batch_size],
+            )
+        )
+
+    def batch(batch_seed, indices):
+        chosen = tf.gather(images, indices)
+        if augment:
+            chosen = flip_and_crop(chosen, batch_seed)
+        return finish(chosen, tf.gather(labels, indices))
+
+    return without_tuning(
+        tf.data.Dataset.range(1)
+        .map(begin)
+        .flat_map(places)
+        .map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .apply(tf.data.experimental.assert_cardinality(steps))
+        .prefetch(tf.data.AUTOTUNE)
     )
-    return train, *others
+
+
+def _fixed_pipeline(images, labels, batch_size, finish):
+    """Returns batches in the order of the images, passed through `finish`."""
+
+    def batch(step):
+        here = slice(step * batch_size, (step + 1) * batch_size)
+        return finish(images[here], labels[here])
+
+    return without_tuning(
+        tf.data.Dataset.range(math.ceil(len(images) / batch_size))
+        .map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .prefetch(tf.data.AUTOTUNE)
+    )

@@ -51,7 +51,8 @@ from tfresidual.machine.locks import locked
 from tfresidual.machine.memory import check_fits
 from tfresidual.probes.logs import log_key
 from tfresidual.registry.figures import images_text
-from tfresidual.settings import MOST_BLOCKS, SearchSettings, Settings
+from tfresidual.settings import MOST_BLOCKS, Settings
+from tfresidual.settings import SearchSettings as SearchSettings
 from tfresidual.training.progress import TrainingProgress
 from tfresidual.tuning.as_built import AS_BUILT, MEAN
 from tfresidual.tuning.depth_oracle import blocks_text

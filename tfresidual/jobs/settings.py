@@ -12,7 +12,8 @@ from tfresidual.arguments import ArgumentError
 from tfresidual.datasets.description import sizes_of
 from tfresidual.datasets.image_file import open_file
 from tfresidual.layers.shortcuts import get_shortcut
-from tfresidual.settings import Settings, check_fields
+from tfresidual.settings import Settings as Settings
+from tfresidual.settings import check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

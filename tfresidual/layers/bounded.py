@@ -156,7 +156,8 @@ class Bounded(keras.layers.Layer):
         config = dict(config)
         branch = [keras.saving.deserialize_keras_object(layer) for layer in config["branch"]]
         places = config.pop("places", range(len(branch)))
-        return cls(**config | {"branch": [branch[place] for place in places]})
+        config["branch"] = [branch[place] for place in places]
+        return cls(**config)
 
 
 def _flat(branch):

@@ -31,8 +31,7 @@ def check_model_file(path: StrPath) -> None:
     """Raises an error unless a `.keras` file can be opened without harm, whatever Keras checks.
 
     Raises:
-        RefusedFileError: if its weights are in other files, a name in it leads out of the folder it
-            is unpacked to, or it unpacks to many times its size, or to more than all memory.
+        RefusedFileError: as `check_sizes` and `check_weights_file`.
         zipfile.BadZipFile: if it is damaged.
         OSError: if it cannot be read, or its weights are damaged.
     """
@@ -47,10 +46,6 @@ def check_model_file(path: StrPath) -> None:
 
 def check_weights_file(path: StrPath, content: io.BytesIO | None = None) -> None:
     """Raises an error unless an HDF5 file holds all of its data itself, and not too much of it.
-
-    Args:
-        path: the file, for errors.
-        content: the content of the HDF5 file if it is within the file at `path`.
 
     Raises:
         RefusedFileError: if a part of it leads to another file, or it becomes many times its size,
@@ -84,11 +79,7 @@ def check_weights_file(path: StrPath, content: io.BytesIO | None = None) -> None
 
 
 def check_sizes(path: StrPath, content: io.BytesIO | None = None) -> int:
-    """Returns the number of bytes that an archive unpacks to, from its directory.
-
-    Args:
-        path: the archive, for errors.
-        content: the content of the archive if it is within the file at `path`.
+    """Returns the number of bytes that an archive, at `path` or in it, unpacks to.
 
     Raises:
         RefusedFileError: if it unpacks to many times its size, or to more than all memory, or a
@@ -109,19 +100,13 @@ def check_sizes(path: StrPath, content: io.BytesIO | None = None) -> int:
 
 
 def npy_header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Returns shape and dtype of an array in an archive, whose values are not read.
-
-    Raises:
-        ValueError: if it is no array.
-    """
+    """Returns shape and dtype of an array in an archive, whose values are not read."""
+    form = np.lib.format
     with archive.open(name) as file:
-        major, _ = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if major == 1 else _read_long_header
+        major, _ = form.read_magic(file)
+        read = form.read_array_header_1_0 if major == 1 else form.read_array_header_2_0
         shape, _, dtype = read(file)
     return shape, dtype
-
-
-_read_long_header = np.lib.format.read_array_header_2_0
 
 
 class _Sizes:
@@ -129,9 +114,8 @@ class _Sizes:
 
     def __init__(self, path, content):
         self.path, self.total, self.expanding = path, 0, 0
-        self.stored = (
-            pathlib.Path(path).stat().st_size if content is None else len(content.getbuffer())
-        )
+        whole = pathlib.Path(path).stat().st_size
+        self.stored = whole if content is None else len(content.getbuffer())
 
     def add(self, name, unpacked, stored):
         self.total += unpacked

@@ -14,8 +14,7 @@ def compiled(*static):
     On TensorFlow the function is not inlined, because a graph may call it many times.
 
     Args:
-        static: names of the last arguments, which are no tensors but hashable; they are given by
-            place.
+        static: names of the last arguments, hashable and no tensors; they are given by place.
     """
 
     def decorator(function):
@@ -60,11 +59,7 @@ def is_traced(variable):
 
 
 def known_int(value):
-    """Returns an int, or a tensor with one, as a Python int if its value is known.
-
-    Args:
-        value: anything. What is no int, or known only when a graph is run, is returned as it is.
-    """
+    """Returns a value as a Python int, or as it is if it is not an int that is known."""
     if isinstance(value, bool):
         return value
     if BACKEND == "tensorflow":
@@ -92,8 +87,8 @@ def stored_or_new(are_valid, stored, new, store):
         are_valid: bool tensor.
         stored: function that returns a list of tensors.
         new: function that returns another list of tensors, of the same shapes.
-        store: function of the new tensors that assigns variables, and returns the tensors. It is
-            not called where JAX could not assign them.
+        store: function of the new tensors that assigns variables, where JAX can assign them, and
+            returns the tensors.
     """
     if BACKEND == "jax":
         import jax
@@ -128,10 +123,7 @@ def count_of_gpus():
 
 
 def accelerator_memory():
-    """Returns how many bytes are free on the GPU or TPU of JAX or PyTorch, 0 if there is none.
-
-    On TensorFlow, whose datasets are on the CPU, it returns 0.
-    """
+    """Returns how many bytes are free on the GPU or TPU of JAX or PyTorch, otherwise 0."""
     if BACKEND == "jax":
         import jax
 

@@ -33,11 +33,7 @@ def say(console, text):
 
 
 class PlainColumn(TextColumn):
-    """A column of a progress bar whose text is shown as it is, without markup.
-
-    Args:
-        text_format: str, see `rich.progress.TextColumn`.
-    """
+    """A column of a progress bar whose text is shown as it is, without markup."""
 
     def __init__(self, text_format):
         super().__init__(text_format, "progress.description", markup=False)
@@ -53,7 +49,7 @@ def progress_bar(description, total, console=None):
     """Shows a progress bar until the block ends; nothing if the console is not a terminal.
 
     Args:
-        description: str, the text beside the bar, or `None` for no bar.
+        description: the text beside the bar, or `None` for no bar.
         total: the total of all amounts passed to `advance`, or `None` if it is not known.
         console: a `rich.console.Console`, by default one that writes to stderr.
 
@@ -91,10 +87,6 @@ def redirected(stdout, stderr=None):
 
     Unlike with those of `contextlib`, the streams are as before when the last of several blocks
     ends, whichever thread enters and leaves its block first.
-
-    Args:
-        stdout: the stream that takes the place of `sys.stdout`.
-        stderr: that of `sys.stderr`, or `None` to leave it as it is.
     """
     new = {"stdout": stdout} | ({} if stderr is None else {"stderr": stderr})
     with _LOCK:

@@ -17,8 +17,7 @@ import time
 
 import filelock
 
-# Name of the folder beside a target in which its replacement is written. It contains the id and the
-# host of the process that writes it.
+# Name of the folder beside a target in which a process, by its id and host, writes a replacement.
 UNFINISHED = re.compile(r"(?s)\.(?P<target>.+)-(?P<pid>\d+)@(?P<host>[0-9a-f]{8})-\w{8}")
 # The file in it that this process locks. The system releases it when the process dies. A process in
 # another container can see the lock, but not whether there is a process of that id.
@@ -56,7 +55,7 @@ def check_folder(name: str, folder: pathlib.Path, within: str = "") -> None:
 def check_can_write(name: str, path: pathlib.Path, is_folder: bool = False) -> None:
     """Raises an `OSError` unless a file can be written to a path, or files in a folder there.
 
-    Nothing is created. What may change, such as the room on a disk, is not looked at.
+    Nothing is created. What may change, such as the room on a disk, is not checked.
     """
     received = f"Received: {name}={str(path)!r}"
     if is_folder:
@@ -105,11 +104,9 @@ def folders_above(path):
 def replacing(path):
     """Provides a path beside the target; the file written to it replaces the target.
 
-    The target changes in one step, when the block ends. If the block raises, or the process dies,
-    the target stays as it was. Unfinished files in the folder whose process died are removed.
-
-    Args:
-        path: the target. Its folder must exist.
+    The target, whose folder must exist, changes in one step when the block ends. If the block
+    raises, or the process dies, it stays as it was. Unfinished files in the folder whose process
+    died are removed.
 
     Yields:
         The `pathlib.Path` of an empty file with the same name, in a folder of its own.
@@ -132,18 +129,22 @@ def replacing_folder(path):
     its place. A process that dies in between leaves both in a folder whose name begins with a dot;
     `remove_unfinished` then moves the new one into place.
 
-    Args:
-        path: the target. Its folder must exist.
-
     Yields:
         The `pathlib.Path` of an empty folder with the same name.
     """
     path = pathlib.Path(path)
     with _beside(path) as folder:
-        new = folder / path.name
+        new, old = folder / path.name, folder / REPLACED
         new.mkdir()
         yield new
-        _exchange(new, path, folder / REPLACED)
+        if path.exists():
+            os.replace(path, old)
+        try:
+            os.replace(new, path)
+        except BaseException:
+            if old.exists():
+                os.replace(old, path)
+            raise
 
 
 @contextlib.contextmanager
@@ -227,10 +228,7 @@ def _is_abandoned(path, host, lock):
 
 
 def _remove(folder, target):
-    """Removes the folder in which the replacement of a target was written.
-
-    If the old target was moved there, but not yet the new one into its place, does that first.
-    """
+    """Removes the folder of a target's replacement, after moving a complete one into place."""
     new, old = folder / target.name, folder / REPLACED
     if new.exists() and old.exists():
         if os.path.lexists(target):
@@ -251,22 +249,14 @@ def _remove(folder, target):
 
 
 def is_full(error):
-    """Returns whether an error means a full disk, judging by its number or its message.
-
-    Some libraries only mention the full disk in the message of their errors.
-    """
+    """Returns whether an error means a full disk; some libraries only say so in its message."""
     return getattr(error, "errno", None) in DISK_FULL or any(
         os.strerror(code) in str(error) for code in DISK_FULL
     )
 
 
 def check_room(path, size):
-    """Raises the error of a full disk unless a file of a size can be written; empties the file.
-
-    Args:
-        path: the path of the file.
-        size: int, its number of bytes.
-    """
+    """Raises the error of a full disk unless a file of so many bytes can be written; empties it."""
     with open(path, "wb") as file:
         # Not every system can tell.
         if hasattr(os, "posix_fallocate"):
@@ -285,16 +275,7 @@ def no_room(path, error):
 
 
 def read_json(path, remedy):
-    """Returns the content of a JSON file, a dict.
-
-    Args:
-        path: the file.
-        remedy: str, what to do if the file is damaged, for the error.
-
-    Raises:
-        ValueError: if the file is damaged.
-        OSError: if the file cannot be read.
-    """
+    """Returns the content of a JSON file, a dict; see `damaged` for `remedy`."""
     check_file(path)
     text = pathlib.Path(path).read_bytes()
     try:
@@ -316,20 +297,26 @@ def check_file(path):
 
 def json_of(text):
     """Returns the content of JSON text; raises a `ValueError` if a dict has one key twice."""
-    return json.loads(text, object_pairs_hook=_once)
 
+    def once(pairs):
+        content = {}
+        for name, value in pairs:
+            if name in content:
+                raise ValueError(f"it has {name!r} twice")
+            content[name] = value
+        return content
 
-def _once(pairs):
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"it has {twice!r} twice")
-    return content
+    return json.loads(text, object_pairs_hook=once)
 
 
 def damaged(path, reason, remedy):
-    """Returns the error for a file that does not hold what was written into it."""
+    """Returns the error for a file that does not hold what was written into it.
+
+    Args:
+        path: the file.
+        reason: what is wrong with it, in words, or an error.
+        remedy: what to do.
+    """
     # Error messages of libraries may take pages.
     reason = " ".join(str(reason).split())[:300].rstrip(".")
     name = pathlib.Path(path).name
@@ -347,16 +334,3 @@ def written(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as beside:
         yield beside
-
-
-def _exchange(new, path, old):
-    """Moves the folder at `path`, if there is one, to `old`, and the folder `new` to `path`."""
-    if not path.exists():
-        os.replace(new, path)
-        return
-    os.replace(path, old)
-    try:
-        os.replace(new, path)
-    except BaseException:
-        os.replace(old, path)
-        raise

@@ -1,4 +1,4 @@
-"""Makes what a training step would otherwise make when it runs for the first time.
+"""Creates variables before the first training step.
 
 On TensorFlow, `fit` and `train_on_batch` trace a training step a second time if tracing it created
 variables. Those of the optimizer, and of metrics that are compiled by name, come about in this way.
@@ -46,9 +46,6 @@ def traced_once(model: keras.Model) -> Iterator[None]:
 
     Numbers stay as they are. The step of a model whose weights are created by its first call is
     still traced more than once, and so is that of a model with a loss for each of several outputs.
-
-    Args:
-        model: a compiled `keras.Model`.
     """
     build_optimizer(model)
     if isinstance(model, TracedOnce) or "compute_loss" in vars(model):
@@ -70,10 +67,7 @@ def traced_once(model: keras.Model) -> Iterator[None]:
 
 
 def changed_method(model: keras.Model) -> str | None:
-    """Returns the name of a method of the training step that is not that of Keras, or `None`.
-
-    What this module adds changes nothing and does not count.
-    """
+    """Returns a method of the training step that is not that of Keras or this module, or `None`."""
     for name in ("train_step", "compute_loss"):
         found = [vars(kind)[name] for kind in type(model).__mro__ if name in vars(kind)]
         first = next(one for one in found if one is not vars(TracedOnce).get(name))
@@ -85,10 +79,7 @@ def changed_method(model: keras.Model) -> str | None:
 
 
 def build_optimizer(model: keras.Model) -> None:
-    """Creates the variables of a model's optimizer, unless they exist.
-
-    A model whose weights do not exist yet is left as it is.
-    """
+    """Creates the variables of a model's optimizer, unless they, or its weights, do not exist."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or optimizer.built or not model.built:
         return
@@ -103,12 +94,7 @@ def build_optimizer(model: keras.Model) -> None:
 def build_metrics(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
     """Creates the variables of a model's metrics, outside of the graph that is being traced.
 
-    Args:
-        model: a compiled `keras.Model`.
-        x: the inputs in the graph: a tensor, or a structure of tensors.
-        y: the labels.
-        y_pred: the outputs.
-        sample_weight: weights of the images, or `None`.
+    The arguments are those of `keras.Model.compute_metrics`, in that graph.
     """
     if BACKEND != "tensorflow":
         return

@@ -37,14 +37,9 @@ def locked(folder, argument="folder", beside=False, wait=False):
     that holds a folder may lock it again. A folder that does not exist is created, and removed
     again if the block fails and leaves it empty.
 
-    Example:
-
-    >>> with locked("runs/first"):
-    ...     pathlib.Path("runs/first/log.csv").touch()
-
     Args:
         folder: the folder.
-        argument: str, the name of the argument that holds the folder, for errors.
+        argument: the name of the argument that holds the folder, for errors.
         beside: whether the locked file is in the parent folder, as `.NAME.lock`; for a folder that
             is replaced as a whole.
         wait: whether to wait for another process instead of raising an error.
@@ -78,6 +73,10 @@ def locked(folder, argument="folder", beside=False, wait=False):
                 f"this one reports: {error.strerror}. Received: {argument}={str(folder)!r}"
             ) from error
         held = path.stat()
+        removed = FileNotFoundError(
+            "The folder was removed while this process was writing to it, with what it had "
+            f"written. Received: {argument}={str(folder)!r}"
+        )
         try:
             if is_first:
                 # A full disk must raise an error when the results are written, not here.
@@ -87,10 +86,10 @@ def locked(folder, argument="folder", beside=False, wait=False):
                 yield
             except Exception as error:
                 if not _is_there(path, held):
-                    raise _removed(folder, argument) from error
+                    raise removed from error
                 raise
             if not _is_there(path, held):
-                raise _removed(folder, argument)
+                raise removed
         finally:
             if is_first and _is_there(path, held):
                 # A process that opened the file and waits for it notices that it is gone, and
@@ -106,13 +105,6 @@ def _is_there(path, held):
         return os.path.samestat(path.stat(), held)
     except OSError:
         return False
-
-
-def _removed(folder, argument):
-    return FileNotFoundError(
-        "The folder was removed while this process was writing to it, with what it had written. "
-        f"Received: {argument}={str(folder)!r}"
-    )
 
 
 def remove_abandoned(folder):
@@ -155,7 +147,11 @@ def _sign(path):
 def _holder(path):
     """Returns the holder of a locked file as text for an error, empty if it is not known."""
     record = _record(path)
-    if record is None or _is_dead(record):
+    if record is None:
+        return ""
+    # In another container, ids mean other processes.
+    here = {"host": socket.gethostname(), "namespace": _namespace()}
+    if here.items() <= record.items() and not psutil.pid_exists(record["pid"]):
         # The process that signed was killed; the current holder has not signed yet.
         return ""
     return ": process {pid} on {host}, `{command}`, since {since}".format(**record)
@@ -170,15 +166,6 @@ def _record(path):
         return {key: record[key] for key in ("pid", "host", "namespace", "command", "since")}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-
-
-def _is_dead(record):
-    """Returns whether the process that signed a file ran on this machine and is gone.
-
-    It is not known of a process in another container, whose ids mean other processes.
-    """
-    here = {"host": socket.gethostname(), "namespace": _namespace()}
-    return here.items() <= record.items() and not psutil.pid_exists(record["pid"])
 
 
 def _namespace():

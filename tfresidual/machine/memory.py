@@ -13,11 +13,7 @@ GPU_BYTES = 512 * 2**30
 
 
 class TooLargeError(ValueError):
-    """Something needs more memory than the machine has.
-
-    Attributes:
-        amounts: str, how much memory is needed, and how much there is.
-    """
+    """Something needs more memory, in `amounts` as text, than the machine has."""
 
     def __init__(self, what, amounts, received):
         super().__init__(f"{what} {amounts}. Received: {received}")
@@ -28,15 +24,17 @@ def check_fits(needed, what, received):
     """Raises a `TooLargeError` if something needs more than all memory of the machine.
 
     Args:
-        needed: int, the number of bytes needed at least.
-        what: str, the arguments concerned and what needs the memory, for the error.
-        received: str, the arguments as they were given, for the error.
+        needed: the number of bytes needed at least.
+        what: the arguments concerned and what needs the memory, for the error.
+        received: the arguments as they were given, for the error.
     """
     limit = _limit()
     if needed <= limit or needed <= limit + GPU_BYTES * count_of_gpus():
         return
-    amounts = f"would take at least {_shown(needed)} of memory; this machine has {_shown(limit)}"
-    raise TooLargeError(what, amounts, received)
+    shown, has = (f"{size / 2**30:,.1f} GiB" for size in (needed, limit))
+    raise TooLargeError(
+        what, f"would take at least {shown} of memory; this machine has {has}", received
+    )
 
 
 def _limit():
@@ -49,7 +47,3 @@ def _limit():
             # This is not a container, or it has no limit.
             continue
     return min(limits)
-
-
-def _shown(size):
-    return f"{size / 2**30:,.1f} GiB"

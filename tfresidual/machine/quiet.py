@@ -18,8 +18,8 @@ NOISE = re.compile(
 def quietly():
     """Drops the lines that TensorFlow writes to stderr when it is loaded within the block.
 
-    Everything else is written when the block ends. Does nothing if TensorFlow is already loaded,
-    or if the environment sets its log level.
+    Everything else is written when the block ends. Does nothing if TensorFlow is loaded, or if the
+    environment sets its log level.
     """
     try:
         if "tensorflow" in sys.modules or "TF_CPP_MIN_LOG_LEVEL" in os.environ:

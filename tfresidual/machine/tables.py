@@ -30,14 +30,11 @@ _LONGEST_SHOWN = 80
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What the cells of a column hold.
+    """What the cells of a column hold."""
 
-    Attributes:
-        expected: str, what a cell must be, in words.
-        value: function from the text of a cell to its value; raises a `ValueError` for another.
-    """
-
+    # In words.
     expected: str
+    # From the text of a cell to its value; raises a `ValueError` for another.
     value: Callable[[str], Any]
 
 
@@ -99,13 +96,10 @@ def read_table(
     Args:
         path: the file.
         kinds_of: function from the texts of all columns by name to their kinds by name.
-        remedy: str, what to do if the file is damaged, for the error.
+        remedy: see `damaged`.
 
     Raises:
-        ValueError: if the file is not in UTF-8, has no header, a column without a name or two of
-            one name, a row with more or fewer cells than the header, a cell of another kind, or
-            no end of its last row.
-        OSError: if it cannot be read.
+        ValueError: if the file is damaged.
     """
     header, rows = _rows_of(path, remedy)
     texts = {name: [row[place] for _, row in rows] for place, name in enumerate(header)}

@@ -21,7 +21,7 @@ from tfresidual.layers.layer_scale import get_multiplier
 from tfresidual.layers.residual_unit import BATCH_NORMS, BOTTLENECK_REDUCTION, NORMALIZATIONS
 from tfresidual.layers.shortcuts import get_shortcut
 from tfresidual.machine.memory import check_fits
-from tfresidual.settings import TRANSITIONS
+from tfresidual.settings import ANCHORS, TRANSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,7 +46,6 @@ POOLINGS = {
     "average_pooling": keras.layers.AveragePooling2D,
     "max_pooling": keras.layers.MaxPooling2D,
 }
-ANCHORS = ("previous", "input")
 CHOICES = {
     "transition": TRANSITIONS,
     "batch_norm": BATCH_NORMS,

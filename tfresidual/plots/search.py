@@ -10,6 +10,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from tfresidual.arguments import ArgumentError, check_number
 from tfresidual.plots import frames, style
+from tfresidual.settings import EPSILON
 
 if TYPE_CHECKING:
     from tfresidual.types import Figure, Frame
@@ -44,7 +45,7 @@ _SPAN = 30.0
 _SPAN_OF_MEANS = 8.0
 
 
-def depth_search(frame: Frame, epsilon: float = 0.1) -> Figure:
+def depth_search(frame: Frame, epsilon: float = EPSILON) -> Figure:
     """Draws the trace of a search for the depth under the perturbation stopping rule.
 
     A stage of `L` blocks with the scaled distance `d` meets the rule if `d / L` is at most

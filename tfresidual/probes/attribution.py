@@ -161,8 +161,7 @@ def attribution(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         target: which logit: `"label"`, that of the label, or the mean of those of several labels;
             `"margin"`, the lowest logit of a label minus the highest of another class, which an
             image without a label, or without another class, does not have: it is left out; the

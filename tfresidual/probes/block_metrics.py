@@ -288,8 +288,7 @@ def block_metrics(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         per_image: whether to return the values of every image instead of their means.
         per_position: whether every position of a sequence is measured by itself, with norms over
             the features of its state. Means are then over all positions that are not padding. The

@@ -142,8 +142,7 @@ def borderline(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         blocks: int, the number of last blocks to read out; in a shorter stage, all of its blocks.
         times: int, the largest number of extra applications of the last block, 0 for none.
         scale: float, the factor by which the branch of the block is multiplied in the extra
@@ -336,10 +335,7 @@ def _label_names(labels, width, outputs):
 
 
 def _names_of(rows, outputs):
-    """Returns a `pandas.Series` of classes from one row per image.
-
-    With several labels per image, the classes of an image are joined into one text.
-    """
+    """Returns a `pandas.Series` of classes from one row per image."""
     is_named = np.asarray(rows) > 0.5
     if is_binary(outputs, is_named.shape[-1]):
         return pd.Series(is_named[:, 0], dtype="Int64")

@@ -19,6 +19,7 @@ from tfresidual.probes.readout import rows_of as readout_rows
 from tfresidual.probes.repeat_last_block import rows_of as repeat_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import check_times
+from tfresidual.settings import CHANCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 MEAN = "mean"
 BASES = ("labels", "agreement")
 INDICES = ("convergence_index", "recurrence_index", "divergence_index")
-CHANCES = ("uniform", "largest class")
 READINGS = ("all blocks", "all but last", "trapezoid")
 TIMES = 16
 
@@ -183,8 +183,7 @@ def convergence_indices(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         times: int, the largest number of extra applications of the last block, 1 or more; 16 in
             the paper.
         chance: the error of guessing. `"uniform"`: all classes are equally likely, 1 - 1 / classes;

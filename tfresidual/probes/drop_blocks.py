@@ -98,8 +98,7 @@ def drop_blocks(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         fill: what takes the place of what a block adds, see above.
         keep_norm: whether what follows the addition in a block stays. It must be True for the
             means and other images of properly convergent stages, and False for blocks that are

@@ -122,15 +122,7 @@ def _best_of(basis, moved, width):
 
 
 def _iterated(start, products, count, tolerance, most_iterations):
-    """Returns the `_Space` found by orthogonal iteration; images that have converged keep theirs.
-
-    Args:
-        start: orthonormal vectors `(images, features, width)`.
-        products: function that returns the metric times such vectors.
-        count: int, the number of vectors that have to converge.
-        tolerance: float, the residual at which a vector has converged.
-        most_iterations: int, the largest number of iterations.
-    """
+    """Returns the `_Space` found by orthogonal iteration; converged images keep theirs."""
     width = start.shape[2]
 
     def is_moving(space):

@@ -76,8 +76,7 @@ def evaluate_routes(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         routes: `tfresidual.routing.Route`s, made by the functions of `tfresidual.routes`.
         per_image: whether to return the values of every image instead of their means.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.

@@ -138,8 +138,7 @@ def first_order(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         per_image: whether to return the values of every image instead of their means.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
@@ -212,13 +211,7 @@ def _values_of(chain, data, memory_limit, progress):
 
 
 def _changes(routes, losses):
-    """Returns what the blocks do to the losses, `(images, blocks)`.
-
-    Args:
-        routes: for every block the route without it, or `None`.
-        losses: float64 array `(routes, images)`: those of the whole network, and then those of the
-            routes that there are.
-    """
+    """Returns what the blocks do to the losses, `(images, blocks)`."""
     whole, *others = losses
     dropped, undefined = iter(others), np.full_like(whole, np.nan)
     # A loss of two networks that both explode has no change.

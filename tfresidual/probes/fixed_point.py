@@ -111,8 +111,7 @@ def fixed_point(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         times: int, the number of extra applications, 1 or more.
         progress: whether to show a progress bar.
 
@@ -213,10 +212,7 @@ def _batch_values(chain, times, images, labels):
 
 
 def _stage_values(block, state, anchor, times, clean):
-    """Returns the values of one stage, each `(images, repetitions)`.
-
-    The function `clean` sets padding in states to zero.
-    """
+    """Returns the values of one stage, each `(images, repetitions)`."""
     # Both loops are graph loops, traced once. The first one only computes the last state, because
     # all states together might not fit into memory.
     _, last = tf.while_loop(

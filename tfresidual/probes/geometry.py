@@ -177,8 +177,7 @@ def metric_eigenvalues(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name. Labels are not used.
+        data: images and labels, see `tfresidual.types.Data`. Labels are not used.
         stage: int, counted from 1.
         block: int, counted from 0.
         count: int, the number of eigenvalues, up to the number of features of the state.
@@ -252,8 +251,7 @@ def line_element(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name. Labels are not used.
+        data: images and labels, see `tfresidual.types.Data`. Labels are not used.
         per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
 
@@ -282,8 +280,7 @@ def path_lengths(chain: Chain | ChainSource, data: Data, *, progress: bool = Fal
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name. Labels are not used.
+        data: images and labels, see `tfresidual.types.Data`. Labels are not used.
         progress: whether to show a progress bar.
 
     Returns:
@@ -513,18 +510,7 @@ def _line_elements(chain, images, labels):
 
 
 def _pushed_lengths(tape, last, states, changes, clean):
-    """Returns how far changes of states move the last state, to first order.
-
-    Args:
-        tape: a persistent tape that has recorded the way through the states to the last state.
-        last: the last state.
-        states: list of tensors.
-        changes: a dict of changes, keyed by the index of their state in the list.
-        clean: the function that sets padding in states to zero.
-
-    Returns:
-        A dict of lengths `(images,)` with the same keys.
-    """
+    """Returns how far changes of states move the last state, to first order."""
     if not changes:
         return {}
     states = [states[index] for index in changes]

@@ -147,8 +147,7 @@ def lens(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         normalize: `"own"` or `"final"`, whose statistics the normalizations in the head use, see
             above. `"final"` needs a chain of a Keras model with layer or RMS normalization in the
             head, see `attribution`; metrics are NaN where the last state is constant, so that

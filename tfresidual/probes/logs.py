@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from tfresidual.declarations import Probe
     from tfresidual.routing import Chain
-    from tfresidual.routing.chain import Block
     from tfresidual.types import Frame, StrPath
 
 KEY = re.compile(
@@ -62,8 +61,8 @@ def block_logs(frame: Frame, names: Iterable[str], prefix: str = "") -> dict[str
     }
 
 
-def published_blocks(probe: Probe, chain: Chain) -> dict[str, list[Block]]:
-    """Returns the blocks that callbacks publish a column for, by the column's name.
+def published_places(probe: Probe, chain: Chain) -> dict[str, set[tuple[int, int]]]:
+    """Returns the stages and indices of the blocks that callbacks publish, by column.
 
     Args:
         probe: the declaration of a probe.
@@ -82,7 +81,7 @@ def published_blocks(probe: Probe, chain: Chain) -> dict[str, list[Block]]:
         else:
             blocks = getattr(module, kind)(chain)
         last = chain.stages[-1].index
-        found[name] = [b for b in blocks if kind == where or b.stage == last]
+        found[name] = {(b.stage, b.index) for b in blocks if kind == where or b.stage == last}
     return found
 
 

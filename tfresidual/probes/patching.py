@@ -176,8 +176,7 @@ def patching(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         source: the same, with as many images of the same shapes in the order of the data. By
             default, the source of an image is the next one of its batch that has other labels,
             where the first one follows the last; if there is none, it is the next one. Images in
@@ -536,15 +535,7 @@ def _patched(what, mask, before, after, others):
 
 
 def _run(chain, images, first, pairs, patch):
-    """Returns the last states of the run as it is and of those patched, a leading axis of runs.
-
-    Args:
-        chain: the chain for these images, see `Chain.given`.
-        images: the images.
-        first: the first state of the source, or `None` if that is not put in.
-        pairs: its states before and after every block.
-        patch: `patch(before, after, pair) -> after`.
-    """
+    """Returns the last states of the run as it is and of those patched, a leading axis of runs."""
     # The runs one after the other: the one as it is, and those patched so far.
     runs, count, pairs = chain.stem(images), 1, iter(pairs)
     size = tf.shape(runs)[0]

@@ -38,8 +38,7 @@ def perturbation(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         per_image: whether to return the values of every image instead of their means.
         per_position: whether every position of a sequence is measured by itself, with norms over
             the features of its state. Means are then over all positions that are not padding. The
@@ -90,8 +89,7 @@ def computational_distance(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         per_position: whether the perturbations are those of single positions, see `perturbation`.
         progress: whether to show a progress bar.
 

@@ -135,8 +135,7 @@ def repeat_last_block(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         times: int, the largest number of extra applications, 1 or more.
         scale: float, the factor by which the branch of the block is multiplied in the extra
             applications.
@@ -206,10 +205,7 @@ def _stages(chain, blocks):
 
 
 def _application_metrics(chain, stage, times, scale, blocks, data, progress):
-    """Returns a dict of the means over the images and the standard error of the cosine.
-
-    Each value has one entry per application, of which the first is the trained one.
-    """
+    """Returns a dict of the means over the images and the standard error of the cosine."""
     scales = [1.0] + [float(scale)] * times
     function = functools.partial(_batch_values, chain, stage, scales, blocks)
     name = f"stage {stage.index} last {blocks} x{times} scaled {scale}"

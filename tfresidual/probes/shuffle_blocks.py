@@ -67,8 +67,7 @@ def shuffle_blocks(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         swaps: ints, each a number of random pairs of blocks that change places, one after the
             other.
         draws: int, the number of random orders drawn for each of these.

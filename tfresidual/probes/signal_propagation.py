@@ -156,8 +156,7 @@ def signal_propagation(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
 
@@ -231,16 +230,7 @@ def _batch_values(chain, images, labels):
 
 
 def _through_shortcuts(blocks, states, gradient):
-    """Returns the part of the last gradient of a stage that shortcuts alone carry to every block.
-
-    Args:
-        blocks: the `Block`s of a stage.
-        states: the state before each of them.
-        gradient: the gradient of the loss with respect to the state after the last of them.
-
-    Returns:
-        A list of tensors with the shapes of the states; `None` where the shortcut is unknown.
-    """
+    """Returns the part of a stage's last gradient that shortcuts alone carry to each block."""
     unknown = [block.index for block in blocks if not (block.keeps_shape or block.join)]
     first = unknown[-1] + 1 if unknown else 0
     if first == len(blocks):
@@ -259,13 +249,7 @@ def _through_shortcuts(blocks, states, gradient):
 
 
 def _sum_deviations(blocks, pairs, clean):
-    """Returns the deviations of the states of a stage from the sum of branches, per image.
-
-    Args:
-        blocks: the `Block`s of a stage.
-        pairs: the states before and after each of them.
-        clean: the function that sets padding in states to zero.
-    """
+    """Returns the deviations of the states of a stage from the sum of branches, per image."""
     total, deviations = None, []
     for block, (before, after) in zip(blocks, pairs, strict=True):
         if not block.keeps_shape:

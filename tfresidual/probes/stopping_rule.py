@@ -8,6 +8,7 @@ from typing import overload
 import numpy as np
 
 from tfresidual.arguments import ArgumentError, is_number
+from tfresidual.settings import EPSILON
 
 # Iterables that do not contain distances.
 NOT_DISTANCES = (str, bytes, bytearray, Mapping)
@@ -16,14 +17,16 @@ LONGEST_TEXT = 60
 
 
 @overload
-def depth_for(scaled_distance: float, epsilon: float = 0.1) -> int: ...
+def depth_for(scaled_distance: float, epsilon: float = EPSILON) -> int: ...
 
 
 @overload
-def depth_for(scaled_distance: Iterable[float], epsilon: float = 0.1) -> list[int]: ...
+def depth_for(scaled_distance: Iterable[float], epsilon: float = EPSILON) -> list[int]: ...
 
 
-def depth_for(scaled_distance: float | Iterable[float], epsilon: float = 0.1) -> int | list[int]:
+def depth_for(
+    scaled_distance: float | Iterable[float], epsilon: float = EPSILON
+) -> int | list[int]:
     """Returns the number of blocks at which the mean scaled perturbation falls to epsilon.
 
     `L = ceil(scaled_distance / epsilon)`, under the assumption that the distance does not change

@@ -34,20 +34,17 @@ ALONE = (
 )
 
 
-class DisagreementError(ValueError):
+class DisagreementError(ArgumentError):
     """Says that a chain computes something else than its network."""
 
 
 def check_agreement(chain, images, found):
     """Raises a `ValueError` if the outputs of a chain are not those of its network, up to rounding.
 
-    Nothing is compared if the states overflow, as those of a network whose training diverged.
-
     Args:
-        chain: a `tfresidual.routing.Chain`.
+        chain: a `tfresidual.routing.Chain`. Nothing is compared if its states overflow.
         images: some images, as a tensor.
-        found: the outputs of the chain for these images on the unperturbed route, as returned by
-            `named_outputs`.
+        found: the chain's `named_outputs` for these images on the unperturbed route.
     """
     if chain.reference is None:
         return
@@ -72,14 +69,14 @@ def check_agreement(chain, images, found):
             "to the next",
         )
     raise DisagreementError(
-        "Argument `chain` must compute what its network does. On the unperturbed route, the "
+        "chain",
+        "compute what its network does. On the unperturbed route, the "
         "outputs for some of these images differ from those of the network itself by more than "
         "rounding: dividing the network into blocks loses part of what it computes, the network "
         "has changed after the chain was made (make another chain), or an image's outputs depend "
         "on the other images. Remove the reference of a chain whose functions were replaced on "
-        "purpose: `dataclasses.replace(chain, reference=None)`. "
-        f"Received: {chain.name}, whose outputs differ by up to {most:.3g}, of up to "
-        f"{largest:.3g}"
+        "purpose: `dataclasses.replace(chain, reference=None)`",
+        said=f"{chain.name}, whose outputs differ by up to {most:.3g}, of up to {largest:.3g}",
     )
 
 
@@ -102,10 +99,6 @@ def check_run(chain, images, labels=None):
         chain: a `tfresidual.routing.Chain`.
         images: the first images of the run, as tensors.
         labels: their labels, as a tensor, if the loss is used.
-
-    Raises:
-        ValueError: if they differ, see `check_agreement`, if this machine cannot compute them, or
-            if the loss of an image depends on others, see `check_losses`.
     """
     if chain.reference is not None:
         few = sliced(images, slice(COMPARED))
@@ -121,11 +114,6 @@ def check_losses(chain, labels, found):
 
     Nothing is compared where the loss raises an error, as for labels that it does not take, is not
     finite, or is random.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        labels: the labels of some images.
-        found: the outputs of the chain for these images, as returned by `named_outputs`.
     """
     # The first label once more, with other outputs if there are several images: many losses of
     # pairs are 0 where no two images have one label.
@@ -170,19 +158,23 @@ def sample_images(chain):
     for size in SIZES:
         for draw in (lambda shape: rng.uniform(0, 2, shape), np.zeros):
             images = drawn(chain.input_shape, chain.input_dtype, size, draw)
-            if _accepts(chain, images):
-                return images
-        if not _has_unknown(chain.input_shape):
+            try:
+                named_outputs(chain.reference(images))
+            except Exception:
+                # Code written by others may raise any error on inputs that it does not accept.
+                continue
+            return images
+        if None not in keras.tree.flatten(chain.input_shape):
             break
     return None
 
 
 def drawn(shapes, dtypes, size, draw, name=""):
-    """Returns images of some shapes, in their structure.
+    """Returns images of the `input_shape` and `input_dtype` of a chain, in their structure.
 
     Args:
-        shapes: the `input_shape` of a `tfresidual.routing.Chain`.
-        dtypes: its `input_dtype`.
+        shapes: see above.
+        dtypes: see above.
         size: int, the size of all axes of unknown size.
         draw: function of a shape that returns values, for all inputs but masks.
         name: str, the key of the images in a dict.
@@ -206,20 +198,6 @@ def _mask(shape):
     if len(shape) > 1:
         values[1::2, ..., -(shape[-1] // 2) or shape[-1] :] = 0
     return values
-
-
-def _has_unknown(shapes):
-    return None in keras.tree.flatten(shapes)
-
-
-def _accepts(chain, images):
-    """Returns whether the network of a chain accepts some images."""
-    try:
-        named_outputs(chain.reference(images))
-    except Exception:
-        # Code written by others may raise any error on inputs that it does not accept.
-        return False
-    return True
 
 
 def _compiled(chain, images):
@@ -247,21 +225,16 @@ def _compiled(chain, images):
 
 
 def allowed_difference(dtypes):
-    """Returns the largest difference that rounding may cause, as a share of the largest output.
-
-    Args:
-        dtypes: names of the dtypes of the computation.
-    """
+    """Returns the largest share that rounding may change in a computation in these dtypes."""
     return max([ALLOWED_OTHERWISE, *(ALLOWED.get(dtype, 0) for dtype in dtypes)])
 
 
 def difference(found, expected):
-    """Returns the largest difference of two sets of outputs.
+    """Returns the largest difference of outputs as a share of their size, itself, and the size.
 
-    The result is a tuple of the largest difference as a share of the size, the largest difference,
-    and the largest size. Outputs that are finite in neither set are equal. The size of an image is
-    that of its largest output, but at least the median over the images, because numbers close to
-    zero may be differences of large numbers.
+    Outputs that are finite in neither set are equal. The size of an image is that of its largest
+    output, but at least the median over the images: numbers close to zero may be differences of
+    large ones.
     """
     name = LOGITS if LOGITS in found and LOGITS in expected else OUTPUTS
     one, other = (np.asarray(values[name]).astype(np.float64) for values in (found, expected))

@@ -22,13 +22,12 @@ class Arrangement:
     asked here, by models of the same structures that compute nothing.
 
     Args:
-        inputs: the inputs in the structure of the model, as `keras.KerasTensor`s with the names of
-            the inputs; `None` for a model that takes its inputs as they are.
+        inputs: `keras.KerasTensor`s with the names of the inputs, in the structure of the model;
+            `None` for a model that takes its inputs as they are.
         is_checked: whether Keras checks the number of inputs, which `keras.Sequential` does not.
         outputs: the structure of the outputs of the model, with their numbers, from 0.
         names: list of the names of the outputs, or `None`.
-        losses: the structure of the losses with which the model was compiled, with whether there is
-            one at its places.
+        losses: the structure of the losses of `compile`, with whether there is one at its places.
         output: int, the number of the output that a chain has.
     """
 
@@ -38,13 +37,7 @@ class Arrangement:
 
     @classmethod
     def from_description(cls, description, shapes, dtypes):
-        """Returns the arrangement that a description specifies.
-
-        Args:
-            description: what `description` was.
-            shapes: the `input_shape` of the `tfresidual.routing.Chain`.
-            dtypes: its `input_dtype`.
-        """
+        """Returns the arrangement of a description, for inputs of some shapes and dtypes."""
         kept = dict(description)
         names, inputs = kept.pop("inputs"), None
         if names is not None:
@@ -64,11 +57,7 @@ class Arrangement:
         return {"inputs": inputs, **kept}
 
     def images(self, images):
-        """Returns inputs in the structure of those of the model.
-
-        Raises:
-            ValueError: if Keras refuses them.
-        """
+        """Returns inputs in the structure of the model; a `ValueError` if Keras refuses them."""
         if self.inputs is None:
             return images
         if _fits(images, self.inputs):
@@ -101,11 +90,7 @@ class Arrangement:
         return keras.Model(keras.tree.pack_sequence_as(self.inputs, tensors), tensors)
 
     def labels(self, labels, weights=None):
-        """Returns the labels of the output, and their sample weights.
-
-        Args:
-            labels: labels as Keras takes them.
-            weights: sample weights as Keras takes them, or `None`.
+        """Returns the labels of the output, and their sample weights, from those that Keras takes.
 
         Raises:
             ValueError: if Keras refuses the structures, or there are no labels of the output.
@@ -136,15 +121,12 @@ class Arrangement:
         """Returns what Keras gives to the losses of the output.
 
         Args:
-            losses: the losses as `compile` takes them, of any type.
-            labels: labels as Keras takes them.
-            weights: sample weights as Keras takes them, or `None`.
-            loss_weights: as `compile` takes them.
+            losses: the losses as `compile` takes them, of any type; so are the other arguments.
 
         Returns:
-            A tuple `(given, factor)`: a list with a tuple of the loss, the labels and the sample
-            weights for every loss of the output, and the factor by which these are multiplied in
-            the loss of the model, a float.
+            A tuple `(given, factor)`: tuples of the loss, the labels and the sample weights for
+            every loss of the output, and the factor by which these are multiplied in the loss of
+            the model.
         """
         given = []
 

@@ -37,26 +37,20 @@ def batches_of(data, chain=None, with_labels=True, with_all=False):
     """Returns the data as batches.
 
     Args:
-        data: a `tf.data.Dataset`, `keras.utils.PyDataset` or Python generator of batches
-            `(images, labels)`, or a pair of arrays `(images, labels)`, with sample weights after
-            the labels or not. Where labels are not read, batches of images or `(images,)`, or an
-            array of images, will do. For a network with several inputs, images are a dict, tuple or
-            list of arrays, and for one with several outputs, so are labels: in all structures that
-            `fit` takes.
-        chain: the `tfresidual.routing.Chain` that the images are for, whose `input_dtype` says
-            which of them stay integers; by default none do. It also says which positions are left
-            out of the labels.
+        data: a `tf.data.Dataset`, `keras.utils.PyDataset` or generator of batches `(images,
+            labels)`, or a pair of arrays, with sample weights after the labels or not. Where labels
+            are not read, images alone will do. Several inputs or outputs come in all structures
+            that `fit` takes.
+        chain: the `tfresidual.routing.Chain` that the images are for, or `None`.
         with_labels: whether the labels are read; if not, they are returned as they are.
         with_all: whether images of weight 0 are yielded, too.
 
     Returns:
-        A tuple `(batches, count)`. `batches` is an iterator of `(images, labels, weights)`, tensors
-        that have the same dtype in all batches, and perhaps other shapes; batches without images
-        are left out, and so are images of weight 0. Weights are those of images, `(images,)`, 1
-        if the data has none; those of positions are in the labels, see
-        `tfresidual.routing.labels.prepared_labels`. `count` is the number of batches of the data,
-        or `None` if it is not known in advance. Integer images become float32, as in `predict`,
-        unless the network takes integers.
+        A tuple `(batches, count)`: an iterator of tensors `(images, labels, weights)`, and the
+        number of batches, `None` if it is not known. Dtypes are the same in all batches; batches
+        without images are left out. Weights are those of images, `(images,)`, 1 if the data has
+        none; those of positions are in the labels, see `tfresidual.routing.labels`. Integer images
+        become float32, as in `predict`, unless the network takes integers.
 
     Raises:
         ValueError: if the data has another type or is infinite; the iterator also raises it if a
@@ -82,13 +76,13 @@ def _raw_batches(data, chain=None):
     are_structures = [_is_structure(*pair, count) for pair in zip(parts, several, strict=True)]
 
     def part(start):
-        chosen = slice(start, start + BATCH_SIZE)
-        return tuple(
-            (sliced if is_structure else _sliced_array)(values, chosen)
-            if _is_array(values) or is_structure
-            else None
-            for values, is_structure in zip(parts, are_structures, strict=True)
-        )
+        chosen, found = slice(start, start + BATCH_SIZE), []
+        for values, is_structure in zip(parts, are_structures, strict=True):
+            if is_structure:
+                found.append(sliced(values, chosen))
+            else:
+                found.append(values[chosen] if _is_array(values) else None)
+        return tuple(found)
 
     starts = range(0, count, BATCH_SIZE)
     return map(part, starts), len(starts)
@@ -111,30 +105,16 @@ def _are_batches(images, shape):
     )
 
 
-def _sliced_array(array, part):
-    return array[part]
-
-
 def check_data(data, again=False):
-    """Raises a `ValueError` unless `batches_of` accepts the data, without reading any of it.
-
-    Args:
-        data: the data.
-        again: whether it will be read more than once.
-    """
+    """Raises a `ValueError` unless `batches_of` accepts the data, `again` if need be."""
+    endless = "be finite: a probe runs over all of it"
     if isinstance(data, tf.data.Dataset):
         if data.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ArgumentError(
-                "data", "be finite: a probe runs over all of it. Use `data.take(n)`", data
-            )
+            raise ArgumentError("data", f"{endless}. Use `data.take(n)`", data)
         _parts(data.element_spec)
     elif isinstance(data, keras.utils.PyDataset):
         if data.num_batches is None:
-            raise ArgumentError(
-                "data",
-                "be finite: a probe runs over all of it",
-                said=f"data={data!r} with num_batches=None",
-            )
+            raise ArgumentError("data", endless, said=f"data={data!r} with num_batches=None")
     elif isinstance(data, Iterator):
         if again:
             raise ArgumentError(
@@ -192,18 +172,12 @@ def no_images(data):
 def first_batch(data, again=False):
     """Returns the first batch of the data with images, `(images, labels, weights)`; all of arrays.
 
-    Images, labels and sample weights (or `None`) are those of the data, of any type that
-    `batches_of` accepts.
-
-    Args:
-        data: the data.
-        again: whether the data will be read again. What comes from a Python function is then read
-            twice, and must begin with the same batch each time: an iterator that can be read once
-            does not.
+    Everything is of the types that `batches_of` accepts; weights may be `None`. With `again`, data
+    that comes from a Python function is read twice, and must begin with the same batch each time.
 
     Raises:
-        ValueError: if `batches_of` does not accept the data, or it is empty, or if it cannot be
-            read again.
+        ValueError: if `batches_of` does not accept the data, or it is empty, or cannot be read
+            again.
     """
     check_data(data, again)
     batch = _first_of(data)
@@ -225,10 +199,7 @@ def first_batch(data, again=False):
 
 
 def labels_of(chain, batch):
-    """Returns the labels in what `first_batch` returned that are those of a chain, as a tensor.
-
-    Those of images of weight 0 are left out.
-    """
+    """Returns the labels in what `first_batch` returned, without those of images of weight 0."""
     images, labels, weights = batch
     labels, weights = _labels_of(labels, weights, chain, True, _count(images, labels))
     of_images, _ = _weights_of(weights, labels)
@@ -252,11 +223,7 @@ def _are_equal(some, others):
 def _is_structure(values, several, count):
     """Returns whether images or labels are several arrays: a dict, or a tuple or list of arrays.
 
-    Args:
-        values: images, labels or sample weights.
-        several: whether a list of as many arrays as there are images is several arrays; by default,
-            it is one.
-        count: int, the number of images.
+    A list of as many arrays as there are images is several arrays if `several` says so.
     """
     if isinstance(values, Mapping):
         return True
@@ -318,24 +285,20 @@ def run_over(
 
     Args:
         chain: a `tfresidual.routing.Chain`.
-        name: str, what the function computes; together with the shapes, this is the key under
-            which the compiled function is kept on the chain.
+        name: what the function computes, part of the key under which it is kept on the chain.
         function: `function(images, labels)` returns a dict of tensors whose first axis is the
             image.
         data: see `batches_of`.
-        progress: whether to show a progress bar on the terminal.
-        at_once: int, the number of images per call of the function, or `None` for the batches of
-            the data.
+        progress: whether to show a progress bar.
+        at_once: int, the number of images per call, or `None` for the batches of the data.
         check: `check(images, labels)` raises an error for a batch that cannot be used, or `None`.
         with_labels: whether the function reads the labels.
         plain: a faster `function(images, labels)`, or `None`. It also returns a mask under
             `IN_RANGE`; from the first batch on in which an image is not, `function` is used.
-        with_losses: whether a function that reads the labels computes the loss of the chain from
-            them, which must then be one of every image by itself.
+        with_losses: whether a function that reads the labels computes the loss of each image.
 
     Returns:
-        A dict of arrays whose first axis is the image, with the weights of the images under
-        `WEIGHTS`.
+        A dict of arrays whose first axis is the image, with the weights under `WEIGHTS`.
 
     Raises:
         ValueError: if the data holds no batch, or images that the chain does not accept.
@@ -383,11 +346,7 @@ def concatenated(parts):
 
 
 def _checked(batches, chain=None, with_labels=False, with_all=False):
-    """Yields batches as tensors, with weights, and leaves out those without images.
-
-    Raises a `ValueError` if the dtype of a batch, or its number of axes, differs from the first
-    one. Warns if there are many shapes.
-    """
+    """Yields batches as tensors with weights, and warns if they have many shapes."""
     first, shapes = None, set()
     for images, labels, weights in batches:
         images = _images_of(images, chain, labels)
@@ -436,8 +395,7 @@ def _kinds(specs):
 def _weights_of(weights, labels):
     """Returns the weights of the images of a batch, `(images,)`, and those of positions, or `None`.
 
-    Those of images are 1 if there are none; those with one weight for all positions, of
-    shape `(images, 1, ...)`, are of images.
+    Weights of shape `(images, 1, ...)` are of images.
     """
     same = tf.ones([len(labels)], tf.float64)
     if weights is None:
@@ -489,10 +447,7 @@ def _images_of(images, chain, labels):
 
 
 def _labels_of(labels, weights, chain, with_labels, count):
-    """Returns the labels of the output of a chain as a tensor, and their sample weights.
-
-    Labels that are not read are those of any output, or zeros if there are none.
-    """
+    """Returns the labels of the output of a chain, zeros if there are none, and their weights."""
     if labels is None:
         if with_labels:
             raise ArgumentError(
@@ -560,13 +515,9 @@ def _listed(specs):
 
 
 def rebatched(batches, size):
-    """Yields the same images, labels and so on in batches of another size.
+    """Yields structures of tensors in batches of a size, an int or a function of a batch.
 
-    The last one may be smaller, and the last one before others of another shape.
-
-    Args:
-        batches: an iterable of structures of tensors.
-        size: int, or a function that returns it for a batch.
+    The last batch may be smaller, and the last one before others of another shape.
     """
     size_of = size if callable(size) else lambda batch: size
     waiting, count = [], 0

@@ -40,27 +40,17 @@ def block_values(chain, images, labels, per_position=False, plain=False):
         images: the images of the batch.
         labels: labels as the loss of the chain takes them.
         per_position: whether every position has metrics of its own.
-        plain: whether to sum squares as they are, which takes less time and is right for ordinary
-            sizes only.
+        plain: whether to sum squares as they are: faster, and right for ordinary sizes only.
 
     Returns:
-        Tensors `(images, blocks)`. With `per_position`, they are `(images, positions, blocks)`, and
-        under `VALID_POSITIONS` is which positions are valid, bool, `(images, positions)`. With
-        them are the masks of `tfresidual.routing.positions.only_counted` and, with `plain`, under
-        `IN_RANGE` for which images all metrics are right, bool, `(images,)`.
+        Tensors `(images, blocks)`, or `(images, positions, blocks)` with which positions are valid,
+        under `VALID_POSITIONS`; the masks of `only_counted`; with `plain`, under `IN_RANGE` for
+        which images all metrics are right, bool, `(images,)`.
     """
     chain = chain.given(images)
     walk = walk_with_gradients(chain, images, labels)
-    shown = _shown(chain, walk.pairs, per_position)
-    values = [
-        values_of_block(block.keeps_shape, *map(shown, (*pair, *gradients)), plain=plain)
-        for block, pair, *gradients in zip(
-            chain.blocks, walk.pairs, walk.gradients, walk.readout_gradients, strict=True
-        )
-    ]
-    stacked = _stacked(chain, walk.pairs, values, BLOCK_METRICS, per_position)
-    stacked = only_counted(stacked, valid_images(chain), walk.counted, STATE_METRICS)
-    return _with_masks(chain, walk.pairs, stacked, values, per_position)
+    gradients = zip(walk.gradients, walk.readout_gradients, strict=True)
+    return _values(chain, walk.pairs, gradients, BLOCK_METRICS, walk.counted, per_position, plain)
 
 
 def perturbation_values(chain, images, labels, per_position=False, plain=False):
@@ -68,48 +58,37 @@ def perturbation_values(chain, images, labels, per_position=False, plain=False):
     del labels
     chain = chain.given(images)
     pairs, _ = chain.walk(chain.stem(images))
-    shown = _shown(chain, pairs, per_position)
-    values = [
-        values_of_block(block.keeps_shape, *map(shown, pair), plain=plain)
-        for block, pair in zip(chain.blocks, pairs, strict=True)
-    ]
-    stacked = _stacked(chain, pairs, values, PERTURBATION_METRICS, per_position)
-    stacked = only_counted(stacked, valid_images(chain))
-    return _with_masks(chain, pairs, stacked, values, per_position)
+    gradients = [()] * len(pairs)
+    return _values(chain, pairs, gradients, PERTURBATION_METRICS, None, per_position, plain)
 
 
-def _shown(chain, pairs, per_position):
-    """Returns the function that gives states and gradients the form in which they are measured."""
+def _values(chain, pairs, gradients, names, is_counted, per_position, plain):
+    """Returns some metrics of a batch from pairs of states, and the gradients at each pair."""
     if per_position:
         check_positions(chain, [state for pair in pairs for state in pair])
     clean = without_padding(chain)
 
-    def function(state):
+    def shown(state):
         if state is None:
             return None
         return each_position(clean(state)) if per_position else clean(state)
 
-    return function
-
-
-def _stacked(chain, pairs, values, names, per_position):
-    """Returns the metrics of all blocks by name, from a list of those of one block."""
-    stacked = {name: ops.stack([value[name] for value in values], axis=1) for name in names}
-    if not per_position:
-        return stacked
-    shape = (*ops.shape(pairs[0][0])[:2], len(values))
-    return {name: ops.reshape(value, shape) for name, value in stacked.items()}
-
-
-def _with_masks(chain, pairs, stacked, values, per_position):
-    """Returns metrics with the positions that are valid and the images that are in range."""
+    values = [
+        values_of_block(block.keeps_shape, *map(shown, (*pair, *of_block)), plain=plain)
+        for block, pair, of_block in zip(chain.blocks, pairs, gradients, strict=True)
+    ]
+    result = {name: ops.stack([value[name] for value in values], axis=1) for name in names}
+    first = pairs[0][0]
     if per_position:
-        stacked = stacked | {VALID_POSITIONS: valid_positions(chain, pairs[0][0])}
+        shape = (*ops.shape(first)[:2], len(values))
+        result = {name: ops.reshape(value, shape) for name, value in result.items()}
+    result = only_counted(result, valid_images(chain), is_counted, STATE_METRICS)
+    if per_position:
+        result[VALID_POSITIONS] = valid_positions(chain, first)
     if IN_RANGE in values[0]:
         is_right = ops.all(ops.stack([value[IN_RANGE] for value in values]), axis=0)
-        rows = ops.reshape(is_right, (ops.shape(pairs[0][0])[0], -1))
-        stacked = stacked | {IN_RANGE: ops.all(rows, axis=1)}
-    return stacked
+        result[IN_RANGE] = ops.all(ops.reshape(is_right, (ops.shape(first)[0], -1)), axis=1)
+    return result
 
 
 def values_of_block(keeps_shape, before, after, gradient=None, readout_gradient=None, plain=False):

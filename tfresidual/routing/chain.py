@@ -32,40 +32,37 @@ class Block:
     """One residual block, which maps a state to the next state.
 
     In a chain with a context (see `Chain`), the functions of a block take it as their last
-    argument; the blocks of `Chain.given` do not.
-
-    A block of a properly convergent stage joins its branch to the anchor of the stage instead of
-    the state. The anchor is the input of the first of the blocks that keep the shape of the state.
+    argument; the blocks of `Chain.given` do not. A block of a properly convergent stage joins its
+    branch to the anchor of the stage instead of the state. The anchor is the input of the first of
+    the blocks that keep the shape of the state.
 
     Attributes:
         stage: int, the stage of the block, counted from 1.
         index: int, the block index, its place in the stage, counted from 0.
-        keeps_shape: whether the block returns states of the shape of its input. Only for such a
-            block is `F(h) = next - h` defined, and only such a block can be dropped, repeated or
-            moved.
-        apply: the function `state -> next state`, at inference; for a block that takes the anchor,
-            `(state, anchor) -> next state`.
-        branch: the function `state -> branch`, which computes the branch before it is joined;
-            `None` if the branch cannot be separated from the rest. The block is then treated as
-            the sum of its branch and the state (or the anchor).
+        keeps_shape: whether the block returns states of the shape of its input. Only such a block
+            has `F(h) = next - h`, and can be dropped, repeated or moved.
+        apply: the function `state -> next state`, at inference; `(state, anchor) -> next state` for
+            a block that takes the anchor.
+        branch: the function `state -> branch`, before it is joined; `None` if the branch cannot be
+            separated. The block is then treated as the sum of its branch and the state (or the
+            anchor).
         join: the function `(base, branch) -> next state`, where the base is the state or the
             anchor; `None` if `branch` is `None`.
         takes_anchor: whether the branch is joined to the anchor.
-        weights: the parameters of the block, trainable or frozen, as a dict from role to variable.
-            Blocks that share weights hold the same variables.
-        variables: all weights of the layers of the block, those that are not learned (such as
-            moving statistics) among them, each of them once, as a tuple; empty in a chain that has
-            no layers, such as that of a SavedModel.
+        weights: the parameters of the block, trainable or frozen, by role. Blocks that share
+            weights hold the same variables.
+        variables: tuple of all weights of the layers of the block, also those that are not learned
+            (such as moving statistics); empty in a chain without layers, such as that of a
+            SavedModel.
         lipschitz: the function `() -> dict` of estimates and bounds of the Lipschitz constant of
-            the branch, see `tfresidual.layers.ResidualUnit.lipschitz_bound`; `None` if it is not
-            bounded.
+            the branch, see `tfresidual.layers.ResidualUnit.lipschitz_bound`; `None` without a
+            bound.
         shortcut: the path that the branch is joined to: `"identity"`, the state itself;
             `"projection"`, a path with weights; `"resampling"`, a path without weights to another
             shape; `"weightless"`, any other path without weights; `"two branches"`, if the two
             paths cannot be told apart; or the name of a shortcut of
             `tfresidual.layers.ResidualUnit`. `None` if it is not known.
-        name: the name of the block in the model, which is the name of the layer or operation that
-            ends it; `None` if it has none.
+        name: the name of the layer or operation that ends the block; `None` if it has none.
     """
 
     stage: int
@@ -131,11 +128,7 @@ class Stage:
 
     @property
     def exits(self) -> tuple[int, ...]:
-        """The indices of the blocks after which the stage can be left, as a tuple.
-
-        No block after them changes the shape of the state, since the rest of the network needs
-        the final shape.
-        """
+        """The indices of the blocks after which no block of the stage changes the shape."""
         last_change = max((b.index for b in self.blocks if not b.keeps_shape), default=0)
         return tuple(block.index for block in self.blocks[last_change:])
 
@@ -145,7 +138,7 @@ class Stage:
         return self.can_repeat_last(1)
 
     def can_repeat_last(self, count: int) -> bool:
-        """Returns whether the last blocks of the stage, so many, can be applied again together."""
+        """Returns whether so many blocks at the end of the stage can be applied again together."""
         last = self.blocks[-count:]
         return len(last) == count and all(block.keeps_shape for block in last)
 
@@ -154,10 +147,10 @@ class Stage:
 class Chain:
     """A network as `stem -> stages of blocks -> head`, at inference.
 
-    Every function of a chain takes and returns tensors with a leading axis of images, runs
-    eagerly or inside a graph, and changes neither weights nor moving statistics. An image is one
-    input of the network, whatever it is: pixels, the tokens of a sequence, or a dict, tuple or list
-    of these.
+    Every function of a chain takes and returns tensors with a leading axis of images, runs eagerly
+    or inside a graph, and changes neither weights nor moving statistics. An image is one input of
+    the network, whatever it is: pixels, the tokens of a sequence, or a dict, tuple or list of
+    these.
 
     What blocks, transitions or the head read beside the state (a padding mask, positions, a second
     input) is the context of the chain. It is computed once from the images, and all functions but
@@ -169,37 +162,32 @@ class Chain:
         stem: the function `images -> first state`.
         stages: tuple of `Stage`.
         head: the function `last state -> outputs`.
-        loss: the function `(labels, outputs) -> losses`, one loss per image. For outputs
-            `(images, positions, classes)`, it is the mean over the positions that count, see
+        loss: the function `(labels, outputs) -> losses`, one loss per image. For outputs `(images,
+            positions, classes)`, it is the mean over the positions that count, see
             `tfresidual.routing.positions`.
-        input_shape: the shape of one image without the axis of images, such as (height, width,
-            channels), or a dict, tuple or list of such shapes if the network has several inputs.
+        input_shape: the shape of one image, such as (height, width, channels), or a dict, tuple or
+            list of such shapes if the network has several inputs.
         outputs: the kind of outputs of the head: `"probabilities"` or `"logits"` for mutually
-            exclusive classes; `"label_probabilities"` or `"label_logits"`, one output per label,
-            if an image can have several labels; `"values"` if the outputs are not classes, in
-            which case routes cannot be scored.
-        weights: all parameters of the network, trainable or frozen, each of them once, as a tuple
-            of variables.
+            exclusive classes; `"label_probabilities"` or `"label_logits"`, one output per label, if
+            an image can have several labels; `"values"` if the outputs are not classes, and routes
+            cannot be scored.
+        weights: tuple of all parameters of the network, trainable or frozen, each of them once.
         prepare: the function that updates values which the network derives from its weights and
-            stores separately; called before a probe runs. `None` if there are no such values.
-        reference: the function `images -> outputs` of the network itself, at inference. Probes
-            and `tfresidual.export` compare the chain with it and raise an error if the outputs
-            differ. `None` if nothing is compared, as in chains built by hand and in chains whose
-            functions were replaced on purpose.
-        notes: descriptions of the parts of the network that the chain does not show, as a tuple of
-            str.
+            stores separately, called before a probe runs; or `None`.
+        reference: the function `images -> outputs` of the network itself, at inference. Probes and
+            `tfresidual.export` raise an error if the outputs of the chain differ. `None` if nothing
+            is compared, as in chains built by hand or whose functions were replaced on purpose.
+        notes: tuple of descriptions of the parts of the network that the chain does not show.
         context: the function `images -> context`, a dict of tensors with a leading axis of images;
             `None` if blocks read nothing but the state. Under the name `VALID_POSITIONS`, it may
             hold which positions of the states are not padding, bool, `(images, positions)`.
         made_of: what the chain was made of, with a method `change(loss, call)` that returns in
-            words what has changed since; `None` if that is not known, as in chains built by hand. A
-            probe raises an error if anything has.
+            words what has changed since, which probes refuse; `None` if that is not known.
         outputs_at_positions: whether outputs `(images, positions, classes)` are those of the
             positions of the last state, in their order. If not, as for words that are gathered from
-            a sequence, padding of the states says nothing about labels, even if there are as many.
+            a sequence, padding of the states says nothing about labels.
         input_dtype: the dtype that the network declares for its input, a str, or a dict, tuple or
-            list of these. Integers are passed on as they are if it is an integer, and otherwise
-            become float32.
+            list of these. Integers become float32 unless it is an integer.
         arrangement: brings inputs and labels from all structures that `fit` takes into those of the
             chain; `None` if it takes its own structure alone.
     """
@@ -255,13 +243,9 @@ class Chain:
         return tuple(block for stage in self.stages for block in stage.blocks)
 
     def given(self, images: Any) -> Chain:
-        """Returns the chain for some images: one without a context, whose functions take states.
+        """Returns the chain for some images, in this order, whose functions take states.
 
-        A chain without a context is returned as it is.
-
-        Args:
-            images: the images on which the functions of the chain will be called, all of them in
-                this order; the stem still takes images.
+        A chain without a context is returned as it is; the stem still takes images.
         """
         return self if self.context is None else self.within(self.context(images))
 
@@ -289,11 +273,7 @@ class Chain:
         )
 
     def times(self, count: int) -> Chain:
-        """Returns a chain for `count` copies of its images, one after the other.
-
-        Only a chain that `given` or `within` returned knows its images; any other chain is returned
-        as it is.
-        """
+        """Returns a chain for `count` copies of the images of a chain that `given` returned."""
         if not self.known:
             return self
         assert self.origin is not None
@@ -305,27 +285,17 @@ class Chain:
     def walk(
         self, state: Tensor, until: tuple[int, int] | None = None
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """Applies the blocks to the output of the stem.
-
-        Args:
-            state: the output of the stem, `(images, height, width, channels)`.
-            until: (stage, block) of the block before which the walk ends; by default all blocks
-                are applied.
+        """Applies the blocks to the output of the stem, up to the block (stage, block) `until`.
 
         Returns:
-            A tuple `(pairs, last)`. `pairs` is a list with the pair of states before and after
-            every block applied, in order; `last` is the state at the end of the walk, which is the
-            input of the head.
+            A tuple `(pairs, last)`: the pairs of states before and after every block applied, in
+            order, and the state at the end of the walk, which is the input of the head.
         """
         pairs, last, _ = self._walk(state, until=until)
         return pairs, last
 
     def lead_to(self, state: Tensor, stage: int, block: int) -> tuple[Tensor, Tensor | None]:
-        """Applies the blocks before a given block to the output of the stem.
-
-        Returns:
-            A tuple `(state, anchor)`, the inputs of the block.
-        """
+        """Applies the blocks before a block to the output of the stem; returns state and anchor."""
         _, before, anchor = self._walk(state, until=(stage, block))
         return before, anchor
 
@@ -365,10 +335,10 @@ class Chain:
         )
 
     def __str__(self) -> str:
-        blocks, stages = _counted(self.blocks, "block"), _counted(self.stages, "stage")
+        blocks, stages = plural(len(self.blocks), "block"), plural(len(self.stages), "stage")
         lines = [f"{self.name}: {blocks} in {stages}"]
         for stage in self.stages:
-            line = f"  stage {stage.index}: {_counted(stage.blocks, 'block')}"
+            line = f"  stage {stage.index}: {plural(len(stage.blocks), 'block')}"
             line += ", entered by a transition" if stage.transition is not None else ""
             lines += [line, *map("    {}".format, _overview(stage))]
         lines += [f"  note: {note}" for note in self.notes]
@@ -386,11 +356,7 @@ def _block_within(block, context):
 
 
 def checked_chain(chain):
-    """Returns an argument that must be a `Chain` of a model that has not changed since.
-
-    Raises:
-        ValueError: if it is something else, or the model has changed.
-    """
+    """Returns a `Chain` of a model that has not changed since, or raises a `ValueError`."""
     if not isinstance(chain, Chain):
         raise ArgumentError(
             "chain",
@@ -408,12 +374,7 @@ def checked_chain(chain):
 
 
 def change_of(chain, *, reads_loss=True):
-    """Returns what of its model has changed since a chain was made, in words; `None` if nothing.
-
-    Args:
-        chain: a `Chain`.
-        reads_loss: whether the loss of the model counts.
-    """
+    """Returns in words what has changed in the model of a chain, or its loss; else `None`."""
     if chain.made_of is None:
         return None
     # The network itself may count its calls, for example.
@@ -421,15 +382,13 @@ def change_of(chain, *, reads_loss=True):
     return chain.made_of.change(chain.loss if reads_loss else None, call)
 
 
-def _counted(things, name):
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+def plural(count, noun):
+    """Returns a number of things in words."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _overview(stage):
-    """Yields lines that describe the blocks of a stage and the routes they allow.
-
-    Neighbouring blocks of one kind share one line.
-    """
+    """Yields a line for every run of blocks of one kind, and the routes they allow."""
     for keeps_shape, part in itertools.groupby(stage.blocks, lambda block: block.keeps_shape):
         part = list(part)
         for (shortcut, is_exit), run in itertools.groupby(

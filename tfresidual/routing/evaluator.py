@@ -34,6 +34,7 @@ from tfresidual.routing.positions import (
 )
 from tfresidual.routing.routes import checked_routes
 from tfresidual.routing.scores import label_sets, prediction_scores
+from tfresidual.settings import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 # Running more images at once makes a block no faster per image.
 MOST_IMAGES = 256
-MEMORY_LIMIT = 1024
 MIB = 2**20
 CALL_OPERATIONS = ("PartitionedCall", "StatefulPartitionedCall")
 # What the runtime needs in addition to the tensors, measured on networks of 9 and 54 blocks:
@@ -61,23 +61,21 @@ class RouteValues:
     `tfresidual.routing.positions`; a mean over examples is then one over positions.
 
     Attributes:
-        wrong: 1.0 where the prediction is wrong, see
-            `tfresidual.routing.scores.prediction_scores`.
-        cross_entropy: in nats, 0 or more.
-        entropy: of the prediction, in nats, 0 or more.
-        margin: the probability of the label minus that of the best other class, in [-1, 1].
+        wrong: 1.0 where the prediction is wrong, see `tfresidual.routing.scores.prediction_scores`,
+            as for `cross_entropy`, `entropy`, `margin`, `predicted` and `is_finite`.
+        cross_entropy: see there.
+        entropy: see there.
+        margin: see there.
         agreement: 1.0 where the prediction is that of the unperturbed network.
         distance: `(routes, examples, stages)`, the Euclidean distance between the last state of the
             stage and that of the unperturbed network, 0 or more. For outputs per position, it is
             that of the state at the position if the state has the same positions (see
             `Chain.outputs_at_positions`), and that of the state of the image otherwise.
         outputs: `(routes, examples, classes)`, or `None` if they were not requested.
-        predicted: bool, `(routes, examples, classes)`, the predicted classes; `None` if the
-            outputs were not requested.
-        losses: by the loss of the chain, one per image even for outputs per position,
-            `(routes, images)`, NaN for an image without a position that counts; `None` if they were
-            not requested.
-        is_finite: bool, whether the outputs are finite; outputs that are not predict no class.
+        predicted: `(routes, examples, classes)`; `None` if the outputs were not requested.
+        losses: by the loss of the chain, one per image even for outputs per position, `(routes,
+            images)`, NaN for an image that does not count; `None` if not requested.
+        is_finite: see above.
         labels: the labels of the examples as in the data, without an axis of routes.
         classes: int, the number of classes; 2 if a single output decides between two classes.
         weights: those of the images of the examples, over 0.
@@ -130,21 +128,18 @@ def evaluate(
 ) -> RouteValues:
     """Runs routes over a dataset; parts that routes have in common are computed once.
 
-    Every block is compiled once per chain and image shape, whatever the routes are.
-
-    On a few of the first images, the unperturbed route is compared with the network itself, which
-    takes one more forward pass of these images in every call.
+    Every block is compiled once per chain and image shape, whatever the routes are. On a few of the
+    first images, the unperturbed route is compared with the network itself.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
-        data: a `tf.data.Dataset` of batches `(images, labels)` or a pair of arrays. The images
-            are batched again, so the batch size of the data does not matter.
+        data: images and labels, see `tfresidual.types.Data`. They are batched again, so the batch
+            size of the data does not matter.
         routes: `Route`s through it.
         memory_limit: MiB that the call may use for the states kept for later and the tensors inside
             the current block, in addition to data, results and compiled functions. With a lower
             limit, fewer images are run at once.
-        with_outputs: whether the outputs of the network and the predicted classes are returned
-            too.
+        with_outputs: whether the outputs and the predicted classes are returned too.
         with_losses: whether the losses by the loss of the chain are returned too.
         progress: whether to show a progress bar.
 
@@ -296,19 +291,6 @@ class _Runner:
                 memory_limit,
             )
 
-    def counted(self, labels, context):
-        """Returns which examples of some images count, bool, `(images,)` or `(images, positions)`.
-
-        Args:
-            labels: their labels.
-            context: a list of their context, or an empty one.
-        """
-        if self.positions is not None:
-            return counted(labels, self.outputs).numpy()
-        chain = self.chain.within(*context) if context else self.chain
-        is_counted = counted_images(chain, labels, self.shape)
-        return np.ones(len(labels), bool) if is_counted is None else is_counted.numpy()
-
     def run(self, images, labels, with_outputs, advance):
         """Returns all values of some images, as arrays `(routes, examples, ...)` by name.
 
@@ -316,7 +298,13 @@ class _Runner:
         """
         check_prepared(self.chain, labels, self.shape)
         context = [] if self.context is None else [self.context(images)]
-        self.is_counted = is_counted = self.counted(labels, context)
+        if self.positions is not None:
+            is_counted = counted(labels, self.outputs).numpy()
+        else:
+            chain = self.chain.within(*context) if context else self.chain
+            is_counted = counted_images(chain, labels, self.shape)
+            is_counted = np.ones(len(labels), bool) if is_counted is None else is_counted.numpy()
+        self.is_counted = is_counted
         routes, examples = len(self.plan.routes), int(is_counted.sum())
         values = {"distance": np.zeros((routes, examples, self.stages), np.float32)}
         named = None
@@ -371,10 +359,7 @@ def _is_scaled(operation):
 
 
 def _compiled_context(chain, images):
-    """Returns the compiled function of the context for given specs of images, and its specs.
-
-    `(None, {})` for a chain without a context. It is kept on the chain.
-    """
+    """Returns the compiled function of the context and its specs, or `(None, {})`."""
     if chain.context is None:
         return None, {}
     key = ("context", *key_of(images))
@@ -385,12 +370,10 @@ def _compiled_context(chain, images):
 
 
 def _compiled(chain, operation, state, reference, labels, context, with_losses, positions):
-    """Returns the compiled function of an operation for given `tf.TensorSpec`s, and its memory.
+    """Returns the compiled function of an operation, a function of its weights, and its memory.
 
-    Between them is the function that returns the weights, which the compiled function takes after
-    the states; `None` if it takes none. The memory is the bytes that one image needs inside the
-    function, see `_inner_bytes`. All are kept on the chain. The function of a block with a scaled
-    branch is shared by all scales.
+    The weights, which the compiled function takes after the states, may be `None`; the memory is
+    that of `_inner_bytes`. All are kept on the chain. All scales of a branch share one function.
     """
     signature = [state]
     if operation.kind == HEAD:
@@ -448,11 +431,9 @@ def _function_of(chain, operation, with_losses, has_context, positions, plain=Fa
     """Returns the function of an operation, with only the parameters it is called with.
 
     With `plain`, that of a distance sums squares as they are, and also returns whether that is
-    right.
-
-    TensorFlow binds arguments to the parameters of a compiled function. If a parameter has a
-    default, binding fails, and creating the error message, which is never shown, prints the
-    tensors and takes 5 ms per call.
+    right. TensorFlow binds arguments to the parameters of a compiled function. If a parameter has a
+    default, binding fails, and creating the error message, which is never shown, takes 5 ms per
+    call.
     """
     if has_context and operation.kind != STEM:
 
@@ -465,8 +446,7 @@ def _function_of(chain, operation, with_losses, has_context, positions, plain=Fa
     if operation.kind == HEAD:
         return lambda state, labels: _head_values(chain, state, labels, with_losses)
     if operation.kind == DISTANCE:
-        measured = _plain_distance if plain else _distance
-        return lambda state, reference: measured(chain, reference, state, positions)
+        return lambda state, reference: _distance(chain, reference, state, positions, plain)
     if operation.kind == STEM:
         return lambda images: chain.stem(images)
     stage = chain.stages[operation.stage - 1]
@@ -482,25 +462,18 @@ def _function_of(chain, operation, with_losses, has_context, positions, plain=Fa
     return lambda state: block(state)
 
 
-def _distance(chain, reference, state, positions):
-    """Returns the distance between states, per image or, if the states have them, per position."""
-    change, shape = _change(chain, reference, state, positions)
-    return tf.reshape(norm(change), shape)
+def _distance(chain, reference, state, positions, plain):
+    """Returns the distance between states, per image or, if the states have them, per position.
 
-
-def _plain_distance(chain, reference, state, positions):
-    """Returns the distance as a plain sum, and whether it is right for all images."""
-    change, shape = _change(chain, reference, state, positions)
+    With `plain`, it is a plain sum, and whether that is right for all images is returned too.
+    """
+    change, shape = without_padding(chain)(change_of(reference, state)), [-1]
+    if positions is not None and len(change.shape) > 2 and change.shape[1] == positions:
+        change, shape = each_position(change), [-1, positions]
+    if not plain:
+        return tf.reshape(norm(change), shape)
     (distance,), _, is_right = plain_norms_and_cosines([change])
     return tf.reshape(distance, shape), tf.reduce_all(is_right)
-
-
-def _change(chain, reference, state, positions):
-    """Returns the difference of states by image or position, and the shape of its norms."""
-    change = without_padding(chain)(change_of(reference, state))
-    if positions is None or len(change.shape) < 3 or change.shape[1] != positions:
-        return change, [-1]
-    return each_position(change), [-1, positions]
 
 
 def _head_values(chain, state, labels, with_losses):
@@ -532,14 +505,7 @@ def _bytes(specs):
 
 
 def _inner_bytes(graph, functions):
-    """Returns an upper bound of the bytes that one image needs inside a function.
-
-    All tensors computed in the function are counted, as if none was freed.
-
-    Args:
-        graph: the graph of the function.
-        functions: the compiled functions that it may call, by name.
-    """
+    """Returns an upper bound of the bytes that one image needs inside a function: none is freed."""
     operations = graph.get_operations()
     called = [
         functions[operation.get_attr("f").name].graph

@@ -42,16 +42,13 @@ class Walk:
 def walk_with_gradients(chain: Chain, images: tf.Tensor, labels: tf.Tensor) -> Walk:
     """Runs a batch forwards and backwards through a chain.
 
-    The losses are summed over the images, so that each image gets its own gradient. Weights are
-    not watched: their gradients are never computed.
+    The losses are summed over the images, so that each image gets its own gradient. Weights are not
+    watched: their gradients are never computed.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         images: `(images, height, width, channels)`.
         labels: labels as the loss of the chain takes them.
-
-    Returns:
-        A `Walk`.
 
     Raises:
         ValueError: if the loss has no gradient at the states.
@@ -147,15 +144,9 @@ def loss_gradients(tape, losses, states, have_own=False):
 
 
 def carried_gradients(tape, after, before, gradient):
-    """Returns the gradients at earlier states that lead to a gradient at a later one.
+    """Returns the gradients at a list of earlier states that lead to a gradient at a later one.
 
     Like those of `loss_gradients`, they are in float32, and do not vanish, at states in float16.
-
-    Args:
-        tape: a `tf.GradientTape` that recorded the way between the states.
-        after: the later state, `(images, ...)`.
-        before: a list of earlier states.
-        gradient: the gradient at the later state; its scale may be anything.
     """
     zero = tf.UnconnectedGradients.ZERO
     if not is_half(after):
@@ -178,11 +169,7 @@ def _largest(tensor):
 
 
 def known_gradients(chain, states, gradients):
-    """Returns the gradients at the states of a chain, zeros at states that nothing later uses.
-
-    Raises:
-        ValueError: if no state has a gradient.
-    """
+    """Returns the gradients at the states of a chain, zeros at states that nothing later uses."""
     if all(gradient is None for gradient in gradients):
         raise ArgumentError(
             "chain",

@@ -26,9 +26,10 @@ def check_images(chain, images):
     if wrong:
         shapes = keras.tree.map_structure(lambda part: tuple(part.shape), images)
         inputs = ", ".join(repr(name) for name in wrong if name)
-        raise ValueError(
-            f"Argument `data` must hold batches of images of shape {expected}. "
-            f"Received: a batch of shape {shapes}" + (f", which differs in {inputs}" * bool(inputs))
+        raise ArgumentError(
+            "data",
+            f"hold batches of images of shape {expected}",
+            said=f"a batch of shape {shapes}" + (f", which differs in {inputs}" * bool(inputs)),
         )
 
 
@@ -52,10 +53,7 @@ def path_name(path):
 
 
 def spec_of(values):
-    """Returns the `tf.TensorSpec` of such a batch, with any number of images.
-
-    For images that are a structure of tensors, it is that structure of specs.
-    """
+    """Returns the `tf.TensorSpec`s of such a batch, with any number of images."""
     return keras.tree.map_structure(
         lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), values
     )
@@ -68,10 +66,7 @@ def key_of(values):
 
 
 def dtype_taken(declared):
-    """Returns the dtype in which images reach a network that declares a dtype for them, a str.
-
-    Whole numbers and truth values stay what they are; everything else is float32.
-    """
+    """Returns the dtype in which images reach a network: float32, unless it declares integers."""
     is_whole = keras.backend.is_int_dtype(declared) or declared == "bool"
     return declared if is_whole else "float32"
 

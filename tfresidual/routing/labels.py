@@ -24,17 +24,8 @@ from tfresidual.routing.positions import (
 def prepared_labels(chain, images, labels, weights=None):
     """Returns the labels of a batch in which all positions are left out that do not count.
 
-    Labels are returned as they are unless both outputs and labels are per position.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        images: the images of the batch, as tensors.
-        labels: their labels, a tensor.
-        weights: the weights of their positions, `(images, positions)`, or `None`.
-
-    Raises:
-        ValueError: if there are weights of positions other than 0 and 1, or labels are not per
-            position and there are such weights.
+    Labels are returned as they are unless both outputs and labels are per position. Weights of
+    positions, `(images, positions)`, must then be 0 and 1; otherwise there must be none.
     """
     is_read, shape = labels.shape.rank > 1 and _are_numbers(labels), ()
     if is_read:
@@ -69,12 +60,10 @@ def labels_within(chain, labels, outputs, is_weighted=None):
         chain: a chain without a context, see `Chain.given`.
         labels: labels per position, see `counted`.
         outputs: int, the number of outputs per position.
-        is_weighted: bool, `(images, positions)`, whether the weight of a position is not 0; `None`
-            if there are no weights.
+        is_weighted: bool, `(images, positions)`, or `None`.
 
     Returns:
-        A tensor of the same shape. Indices that are unsigned become signed, and rows of integers
-        become floats.
+        A tensor of the same shape, signed integers or floats.
     """
     is_index = are_indices(labels, outputs)
     if is_index and (labels.dtype.is_bool or labels.dtype.is_unsigned):
@@ -100,13 +89,7 @@ def labels_within(chain, labels, outputs, is_weighted=None):
 
 
 def check_prepared(chain, labels, shape):
-    """Raises a `ValueError` unless labels fit outputs that are classes.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        labels: a tensor of labels, as `prepared_labels` returns them.
-        shape: the shape of the outputs for one image.
-    """
+    """Raises a `ValueError` unless prepared labels fit classes of a shape per image."""
     with_signs = takes_signs(chain.loss)
     outputs = shape[-1] if shape else 1
     if not has_positions(shape):
@@ -120,12 +103,7 @@ def check_prepared(chain, labels, shape):
 
 
 def check_per_position(labels, shape):
-    """Raises a `ValueError` unless labels are those of every position of some outputs.
-
-    Args:
-        labels: tensor of labels.
-        shape: the shape of the outputs for one image.
-    """
+    """Raises a `ValueError` unless labels are those of every position of outputs."""
     if not _are_numbers(labels):
         raise ArgumentError(
             "data", "hold labels that are numbers", said=f"labels of dtype {labels.dtype.name}"

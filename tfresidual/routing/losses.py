@@ -51,19 +51,13 @@ def loss_of(model, kind=None):
     """Returns the loss per image of a model, as a function of labels and outputs.
 
     This is the loss the model was compiled with. For a model that was not compiled, the loss is
-    inferred from its last activation and the labels: cross-entropy with class indices (one int per
-    image) or one-hot rows, or, for a sigmoid, the mean binary cross-entropy over the outputs.
-
-    A cross-entropy after a softmax keeps an accurate gradient for images that the network predicts
-    with high confidence, see `softmax_cross_entropy`. For any other loss, the loss object of the
-    compiled model is used. A model may minimize another loss: one of a `train_step` or
-    `compute_loss` of its own, or those that its layers add. The loss then warns of that when it is
-    used for the first time.
+    inferred from its last activation and the labels: cross-entropy with class indices or one-hot
+    rows, or, for a sigmoid, the mean binary cross-entropy over the outputs. If training minimizes
+    another loss, of its own `train_step` for example, the loss warns of that when it is first used.
 
     Args:
         model: a `keras.Model` with one output.
-        kind: the kind of the outputs of the last activation, as returned by
-            `tfresidual.sources.outputs.kind_of`.
+        kind: the kind of outputs of the last activation, see `tfresidual.sources.outputs.kind_of`.
 
     Returns:
         A function `(labels, outputs) -> losses` of shape `(images,)`. If it has an attribute
@@ -71,10 +65,10 @@ def loss_of(model, kind=None):
         the class that the loss ignores, or `None`.
 
         For outputs `(images, positions, classes)` with labels per position, the loss of an image is
-        the mean of the losses of its positions, and for maps of outputs that of its pixels.
-        Positions that the labels leave out do not count, see `tfresidual.routing.positions`, nor do
-        pixels of the class that the loss ignores; an image without any other has the loss 0. A
-        loss that returns one number per image decides itself what it does with such labels.
+        the mean over its positions, and for maps of outputs over its pixels. Positions that the
+        labels leave out do not count, see `tfresidual.routing.positions`, nor do pixels of the
+        class that the loss ignores; an image without any other has the loss 0. A loss that returns
+        one number per image decides itself what it does with such labels.
 
     Raises:
         ValueError: if the model was compiled with several losses.
@@ -153,15 +147,12 @@ def _loss_of(model, kind):
 
 
 def loss_from(description):
-    """Returns the loss per image that a description specifies.
+    """Returns the loss per image, as `loss_of` does, that a description specifies.
 
     Args:
-        description: dict with `"loss"`, the name of a loss of Keras or of this package, and
-            `"config"`, the arguments to construct it with (`None` for a function); it may have the
-            `"weight"` by which the loss is multiplied.
-
-    Returns:
-        A function like those of `loss_of`. Its attribute `description` is the dict.
+        description: dict with `"loss"`, the name of a loss of Keras or of this package, `"config"`,
+            the arguments to construct it with (`None` for a function), and perhaps the `"weight"`
+            by which it is multiplied.
 
     Raises:
         ValueError: if there is no such loss.
@@ -181,7 +172,7 @@ def loss_from(description):
 
 
 def single(loss):
-    """Returns the only loss of a list or dict, or the argument itself if it is not such a one."""
+    """Returns the only loss of a list or dict, otherwise the argument itself."""
     while isinstance(loss, (list, tuple, dict)) and len(loss) == 1:
         loss = next(iter(loss.values())) if isinstance(loss, dict) else loss[0]
     return loss
@@ -196,10 +187,10 @@ def takes_signs(loss):
 def softmax_cross_entropy(labels, logits):
     """Computes the cross-entropy of a softmax, with an accurate gradient at high confidence.
 
-    The gradient with respect to the logits is p - y, for labels that sum to one. If the
-    probability p of the right class is close to 1, the difference cancels: at 1 - p = 1e-6, float32
-    leaves two digits of it, and its direction is lost. Here 1 - p is computed as the sum of the
-    other probabilities, so that each component is as accurate as the probabilities.
+    The gradient with respect to the logits is p - y, for labels that sum to one. If the probability
+    p of the right class is close to 1, the difference cancels: at 1 - p = 1e-6, float32 leaves two
+    digits of it. Here 1 - p is computed as the sum of the other probabilities, so that each
+    component is as accurate as the probabilities.
 
     Args:
         labels: rows of weights, 0 or more, `(images, classes)`.
@@ -236,10 +227,7 @@ def _of_rows(labels, logits):
 
 
 def _description(function):
-    """Returns the description of a loss, see `loss_from`, or `None` for a loss of the user's own.
-
-    A description may be incomplete, see `_is_rebuilt`.
-    """
+    """Returns the description of a loss, perhaps incomplete, or `None` for a loss by hand."""
     if function in _CROSS_ENTROPIES:
         return {"loss": CROSS_ENTROPY, "config": {"from_logits": False}}
     if isinstance(function, keras.losses.Loss):
@@ -262,12 +250,8 @@ def _is_rebuilt(losses, description):
     """Returns whether the loss made from a description gives the same values as the original.
 
     The config of Keras' `Huber` lacks its `delta`, that of `CosineSimilarity` its `axis`, and no
-    config holds attributes that were set later. Both losses are therefore compared on labels and
-    outputs of several kinds.
-
-    Args:
-        losses: the loss per image, as `loss_of` returns it.
-        description: see `loss_from`.
+    config holds attributes that were set later: both are compared on labels and outputs of several
+    kinds.
     """
     if description["config"] is None:
         return True
@@ -387,9 +371,8 @@ def _cross_entropy(from_logits):
 def _per_image(function, ignored_class=None, dtype=None, is_cast=True):
     """Returns the function averaged over all axes but the first.
 
-    Labels and outputs are passed to it as Keras passes them: cast to the dtype of the loss, which
-    is that of Keras by default, and labels with an axis added if needed. With `is_cast=False`,
-    outputs stay as they are.
+    Labels and outputs are passed as Keras passes them: in the dtype of the loss (outputs only with
+    `is_cast`), and labels with an axis added if needed.
     """
 
     def values_of(labels, outputs):
@@ -444,10 +427,7 @@ def _per_image(function, ignored_class=None, dtype=None, is_cast=True):
 
 
 def _in_dtype(outputs, dtype):
-    """Returns outputs as Keras passes them to a loss of some dtype: without logits if it casts.
-
-    Outputs in float64 stay in it.
-    """
+    """Returns outputs as Keras passes them to a loss of some dtype: without logits if it casts."""
     own = keras.backend.standardize_dtype(outputs.dtype)
     if own == dtype:
         return outputs
@@ -455,10 +435,7 @@ def _in_dtype(outputs, dtype):
 
 
 def _kept_outputs(outputs, is_counted):
-    """Returns outputs with zeros at the positions that do not count.
-
-    Whatever they are there, even NaN, these positions then have a gradient of exactly 0.
-    """
+    """Returns outputs with zeros, which have no gradient, at the positions that do not count."""
     stored, operation = logits_of(outputs), operation_of(outputs)
     if stored is None and operation in _ACTIVATIONS:
         # Made by the same operation, from whose type the cross-entropies of Keras take the logits.
@@ -470,10 +447,7 @@ def _kept_outputs(outputs, is_counted):
 
 
 def _mask_of(values):
-    """Returns which values of a loss count, bool; `None` if all do.
-
-    The losses of Keras that ignore a class say so on the tensor that they return.
-    """
+    """Returns which values count, as Keras' losses that ignore a class say; `None` for all."""
     mask = getattr(values, "_keras_mask", None)
     return None if mask is None else ops.cast(mask, "bool")
 

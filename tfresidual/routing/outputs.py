@@ -26,17 +26,11 @@ def with_logits(values):
 
 
 def logits_of(outputs, *operations):
-    """Returns the logits that the cross-entropies of Keras take instead of some outputs.
+    """Returns the logits that the cross-entropies of Keras take instead of some outputs, or `None`.
 
     Keras stores them on the tensor that its own softmax or sigmoid returns. In a graph, which is
-    where `fit` computes, it also finds those of the operations of TensorFlow.
-
-    Args:
-        outputs: a tensor.
-        operations: types of operations of TensorFlow, `"Softmax"` or `"Sigmoid"`.
-
-    Returns:
-        A tensor, or `None` if the outputs are used as they are.
+    where `fit` computes, it also finds those of the operations of TensorFlow named `"Softmax"` or
+    `"Sigmoid"`.
     """
     logits = getattr(outputs, "_keras_logits", None)
     if logits is None and operation_of(outputs) in operations:
@@ -54,8 +48,7 @@ def check_labels(kind, labels, outputs, with_signs=False, of="image"):
 
     Args:
         kind: the kind of the outputs, see `tfresidual.routing.Chain`.
-        labels: array of the labels of some images, as for `prediction_scores`, or of some
-            positions, as if each of them was an image.
+        labels: array of the labels of some images, as for `prediction_scores`, or of positions.
         outputs: int, the number of outputs per image or position.
         with_signs: whether the loss takes labels 1 and -1, where -1 stands for 0.
         of: what each of the labels belongs to, `"image"` or `"position"`.

@@ -96,9 +96,6 @@ class Plan:
         Args:
             sizes: the size of the state at every place.
             extras: for every step, the size of what it needs in addition to the states.
-
-        Returns:
-            The largest sum of sizes.
         """
         held, most = 0, 0
         for step, extra in zip(self.steps, extras, strict=True):
@@ -120,9 +117,6 @@ def plan_of(chain: Chain, routes: Iterable[Route]) -> Plan:
     Args:
         chain: a `tfresidual.routing.Chain`.
         routes: `Route`s through it.
-
-    Returns:
-        A `Plan`.
 
     Raises:
         ValueError: if `routes` holds something that is not a route, or a route of another chain.

@@ -1,14 +1,15 @@
 """Outputs and states with positions: which labels count, and what is padding. TensorFlow only.
 
 Outputs `(images, positions, classes)` have one label per position of a sequence. A label says
-itself if its position is left out, because it is padding or has the weight 0: an index is then
-below 0, and a row of numbers holds only NaN. (A row may be one number, if there is one output per
-position.) What is left out is decided by `tfresidual.routing.labels.labels_within`. States with
-positions are `(images, positions, features)`.
+itself if its position is left out: an index is then below 0, and a row of numbers (or the number of
+a single output) holds only NaN; `labels.labels_within` decides. States with positions are
+`(images, positions, features)`.
 
 An image that is all padding is not there for any probe; nor is, in what depends on labels, an
 image whose labels are all left out, or whose label is the class that the loss ignores. Its values
 are NaN, and it is in no mean and no count. Data without any other image is an error.
+
+Chains are without a context here, see `Chain.given`; a mask is `None` if all images count.
 """
 
 import numpy as np
@@ -21,10 +22,7 @@ from tfresidual.routing.images import key_of, known_kernels, sliced
 
 
 def shape_of_outputs(chain, images):
-    """Returns the shape of the outputs of a chain for one of some images, as a tuple.
-
-    It is found once per head and kind of images, since that takes a pass of one image.
-    """
+    """Returns the shape of the outputs of a chain for one image, found once by a pass of one."""
     key = (chain.head, *key_of(images))
     if key not in chain.output_shapes:
         with known_kernels(chain):
@@ -39,12 +37,7 @@ def has_positions(shape):
 
 
 def are_per_position(labels, shape):
-    """Returns whether labels are those of every position.
-
-    Args:
-        labels: tensor or array of labels.
-        shape: the shape of the outputs of one image.
-    """
+    """Returns whether labels are those of every position of outputs of a shape per image."""
     return (
         has_positions(shape)
         and shape[1] is not None
@@ -59,13 +52,7 @@ def are_indices(labels, outputs):
 
 
 def counted(labels, outputs):
-    """Returns which positions count, bool, `(images, positions)`.
-
-    Args:
-        labels: labels per position, `(images, positions)`, `(images, positions, 1)` or
-            `(images, positions, numbers)`.
-        outputs: int, the number of outputs per position.
-    """
+    """Returns which positions count, bool, `(images, positions)`, from labels per position."""
     if are_indices(labels, outputs):
         # NaN counts, and is refused.
         is_counted = ops.logical_not(labels < 0)
@@ -75,15 +62,11 @@ def counted(labels, outputs):
 
 
 def kept(values, is_counted, otherwise=0):
-    """Returns the values of the positions that count, and another number at all others.
-
-    Args:
-        values: tensor `(images, positions, ...)`.
-        is_counted: bool, `(images, positions)`.
-        otherwise: a number.
-    """
-    is_counted = is_counted[(..., *[tf.newaxis] * (len(values.shape) - 2))]
-    return tf.where(is_counted, values, tf.cast(otherwise, values.dtype))
+    """Returns values, another number where a mask of images, or of positions, is false."""
+    axes = len(values.shape) - len(is_counted.shape)
+    return tf.where(
+        is_counted[(..., *[tf.newaxis] * axes)], values, tf.cast(otherwise, values.dtype)
+    )
 
 
 # Under these names, functions of a batch return which images count, see `only_counted`.
@@ -91,24 +74,13 @@ VALID_IMAGES, COUNTED_IMAGES = "valid_images", "counted_images"
 
 
 def valid_images(chain):
-    """Returns which images have a position that is not padding, bool, `(images,)`.
-
-    Args:
-        chain: a chain without a context, see `Chain.given`.
-
-    Returns:
-        A tensor, or `None` if the chain does not know what is padding: all images then have one.
-    """
+    """Returns which images have a position that is not padding, bool, `(images,)`."""
     valid = known_positions(chain)
     return None if valid is None else tf.reduce_any(valid, axis=1)
 
 
 def known_positions(chain):
-    """Returns which positions are not padding, bool, `(images, positions)`; `None` if unknown.
-
-    Args:
-        chain: a chain without a context, see `Chain.given`.
-    """
+    """Returns which positions are not padding, bool, `(images, positions)`; `None` if unknown."""
     valid = chain.known.get(VALID_POSITIONS)
     return None if valid is None else tf.cast(valid, bool)
 
@@ -118,14 +90,6 @@ def counted_images(chain, labels, shape):
 
     These have a position that is not padding and, for outputs per position, one that counts; for
     other outputs, a label that the loss does not ignore.
-
-    Args:
-        chain: a chain without a context, see `Chain.given`.
-        labels: the labels of the images.
-        shape: the shape of the outputs of one image.
-
-    Returns:
-        A tensor, or `None` if all images count.
     """
     valid, by_labels = valid_images(chain), not_ignored(chain, labels, shape)
     if are_per_position(labels, shape):
@@ -136,16 +100,7 @@ def counted_images(chain, labels, shape):
 
 
 def not_ignored(chain, labels, shape):
-    """Returns which images have another label than the class that the loss ignores, `(images,)`.
-
-    Args:
-        chain: a chain.
-        labels: the labels of the images, of outputs per image or of maps of outputs.
-        shape: the shape of the outputs of one image.
-
-    Returns:
-        A bool tensor, or `None` if no class is ignored or the labels are not indices.
-    """
+    """Returns which images have another label than the class that the loss ignores, `(images,)`."""
     ignored = getattr(chain.loss, "ignore_class", None)
     # One index per row of outputs, of which there may be several axes.
     is_index = len(labels.shape) == len(shape) or (
@@ -160,40 +115,25 @@ def not_ignored(chain, labels, shape):
 def only_counted(values, valid, is_counted=None, of_states=()):
     """Returns the values of a batch, NaN for images that do not count, and which do.
 
-    Args:
-        values: dict of tensors whose first axis is the image.
-        valid: what `valid_images` returns.
-        is_counted: what `counted_images` returns; `None` if no value depends on the loss.
-        of_states: the names of the values that do not depend on the loss.
-
-    Returns:
-        The dict, with both masks under `VALID_IMAGES` and `COUNTED_IMAGES` unless they are `None`.
+    Values named in `of_states` do not depend on the loss. The masks of `valid_images` and
+    `counted_images` are returned under `VALID_IMAGES` and `COUNTED_IMAGES` unless they are `None`.
     """
     masks = {VALID_IMAGES: valid, COUNTED_IMAGES: is_counted}
-    result = {
-        name: _or_nan(value, valid if name in of_states or is_counted is None else is_counted)
-        for name, value in values.items()
-    }
+    result = {}
+    for name, value in values.items():
+        mask = valid if name in of_states or is_counted is None else is_counted
+        result[name] = value if mask is None else kept(value, mask, np.nan)
     return result | {name: mask for name, mask in masks.items() if mask is not None}
 
 
 def masks_of(values):
-    """Takes the masks of `only_counted` out of a dict of arrays.
-
-    Returns:
-        A pair of bool arrays `(images,)`, or `None` where all images count: which images count for
-        values of states, and which for those that depend on the loss.
-    """
+    """Takes the masks of `only_counted`, for states and for the loss, out of a dict of arrays."""
     valid = values.pop(VALID_IMAGES, None)
     return valid, values.pop(COUNTED_IMAGES, valid)
 
 
 def check_any_counts(is_counted):
-    """Raises a `ValueError` if no part of the data counts.
-
-    Args:
-        is_counted: bool array whose first axis is the image, or `None` if all images count.
-    """
+    """Raises a `ValueError` if a mask of the data, whose first axis is the image, is all false."""
     if is_counted is not None and not np.any(is_counted):
         raise ArgumentError(
             "data",
@@ -203,22 +143,8 @@ def check_any_counts(is_counted):
         )
 
 
-def _or_nan(values, is_counted):
-    if is_counted is None:
-        return values
-    is_counted = is_counted[(..., *[tf.newaxis] * (len(values.shape) - 1))]
-    return tf.where(is_counted, values, tf.cast(np.nan, values.dtype))
-
-
 def without_padding(chain):
-    """Returns the function that sets states to zero at all positions that are not valid.
-
-    It returns other tensors as they are: those with another number of positions, and all of them if
-    the chain does not know which positions are valid.
-
-    Args:
-        chain: a chain without a context, see `Chain.given`.
-    """
+    """Returns the function that sets states to zero at padding; other tensors stay as they are."""
     valid = known_positions(chain)
 
     def function(state):
@@ -228,12 +154,7 @@ def without_padding(chain):
 
 
 def valid_positions(chain, state):
-    """Returns which positions of a state are not padding, bool, `(images, positions)`.
-
-    Args:
-        chain: a chain without a context, see `Chain.given`.
-        state: tensor `(images, positions, features)`.
-    """
+    """Returns which positions of a state are not padding, bool, `(images, positions)`."""
     valid = known_positions(chain)
     if valid is not None and fits(state, valid):
         return valid

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tfresidual.arguments import ArgumentError, check_int, is_int, is_number
-from tfresidual.routing.chain import Stage, checked_chain, multiplied
+from tfresidual.routing.chain import Stage, checked_chain, multiplied, plural
 from tfresidual.settings import MOST_TIMES
 
 if TYPE_CHECKING:
@@ -55,14 +55,7 @@ class Route:
 
 
 def unperturbed(chain: Chain) -> Route:
-    """Returns the route of the network as it was trained.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-
-    Returns:
-        A `Route`.
-    """
+    """Returns the `Route` of the network as it was trained."""
     stages = checked_chain(chain).stages
     return Route(
         "unperturbed",
@@ -71,14 +64,11 @@ def unperturbed(chain: Chain) -> Route:
 
 
 def drop(chain: Chain, *blocks: tuple[int, int]) -> Route:
-    """Returns the route without one or several blocks.
+    """Returns the `Route` without one or several blocks.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         *blocks: pairs (stage, block), stages counted from 1 and blocks from 0.
-
-    Returns:
-        A `Route`.
 
     Raises:
         ValueError: if a block does not exist, is given twice, or changes the shape of the state.
@@ -107,23 +97,20 @@ def drop(chain: Chain, *blocks: tuple[int, int]) -> Route:
 
 
 def readout(chain: Chain, stage: int, after: int) -> Route:
-    """Returns the route that leaves a stage early and continues with the next stage or the head.
+    """Returns the `Route` that leaves a stage early and continues with the next stage or the head.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         stage: int, the stage to leave, counted from 1.
         after: int, the last block of the stage that is applied, counted from 0.
 
-    Returns:
-        A `Route`; for the last block of the stage, the route of the unperturbed network.
-
     Raises:
         ValueError: if there is no such block, or a later block of the stage changes the shape of
             the state.
 
     Reference:
-        "Iterative convergent computation is not a useful inductive bias for ResNets", section
-        3.3 and fig. 2a; Jastrzebski et al. 2018, fig. 5.
+        "Iterative convergent computation is not a useful inductive bias for ResNets", section 3.3
+        and fig. 2a; Jastrzebski et al. 2018, fig. 5.
     """
     chain = checked_chain(chain)
     blocks, received = _stage(chain, stage).blocks, f"after={after!r}"
@@ -137,19 +124,15 @@ def readout(chain: Chain, stage: int, after: int) -> Route:
 def repeat_last_block(
     chain: Chain, stage: int, times: int, scale: float = 1.0, blocks: int = 1
 ) -> Route:
-    """Returns the route that applies the last block of a stage, or the last ones, again.
+    """Returns the `Route` that applies the last block of a stage, or the last ones, again.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         stage: int, counted from 1.
         times: int, the number of extra applications of the block, 1 or more.
-        scale: float, the factor by which the branch of the block is multiplied in the extra
-            applications.
+        scale: float, the factor by which the branch of the block is multiplied in these.
         blocks: int, how many blocks at the end of the stage are repeated, one after the other: 2
             for a layer of attention and MLP.
-
-    Returns:
-        A `Route`.
 
     Raises:
         ValueError: if there is no such stage, it has fewer blocks, one of these blocks changes the
@@ -176,21 +159,18 @@ def repeat_last_block(
     extra = tuple(Application(block.index, float(scale)) for block in repeated) * times
     names = " and ".join(str(block.index) for block in repeated)
     name = f"stage {stage} block{'s' if blocks > 1 else ''} {names} applied "
-    name += _counted(times, "more time") + ("" if scale == 1 else f", scaled by {scale:g}")
+    name += plural(times, "more time") + ("" if scale == 1 else f", scaled by {scale:g}")
     return _replaced(chain, stage, unperturbed(chain).stages[stage - 1] + extra, name)
 
 
 def swap(chain: Chain, stage: int, first: int, second: int) -> Route:
-    """Returns the route with two blocks of a stage swapped.
+    """Returns the `Route` with two blocks of a stage swapped.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         stage: int, counted from 1.
         first: int, a block of the stage, counted from 0.
         second: int, another block of the stage.
-
-    Returns:
-        A `Route`.
 
     Raises:
         ValueError: if a block does not exist or changes the shape of the state, if both are the
@@ -219,7 +199,7 @@ def swap(chain: Chain, stage: int, first: int, second: int) -> Route:
 
 
 def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -> Route:
-    """Returns the route with the blocks of a stage in a random order.
+    """Returns the `Route` with the blocks of a stage in a random order.
 
     Blocks that change the shape of the state keep their places.
 
@@ -230,12 +210,9 @@ def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -
         swaps: int, the number of random pairs of blocks that change places, one after the other;
             `None` for a random order, all orders being equally likely.
 
-    Returns:
-        A `Route`.
-
     Raises:
-        ValueError: if there is no such stage, no two of its blocks can change places, or `seed`
-            or `swaps` cannot be used.
+        ValueError: if there is no such stage, no two of its blocks can change places, or `seed` or
+            `swaps` cannot be used.
 
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431.
@@ -262,23 +239,15 @@ def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -
     pairs = [pair for run in runs for pair in itertools.combinations(run, 2)]
     for first, second in rng.choice(pairs, swaps or 0):
         order[first], order[second] = order[second], order[first]
-    how = "shuffled" if swaps is None else f"shuffled by {_counted(swaps, 'swap')}"
+    how = "shuffled" if swaps is None else f"shuffled by {plural(swaps, 'swap')}"
     applications = tuple(map(Application, order))
     return _replaced(chain, stage, applications, f"stage {stage} {how} (seed {seed})")
 
 
 def follow(chain: Chain, route: Route) -> Chain:
-    """Returns the chain whose blocks are the applications of a route.
+    """Returns the chain whose blocks are the applications of a route, numbered anew.
 
-    This makes it possible to apply everything that takes a chain to a changed route. The
-    blocks of each stage are numbered again from 0.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        route: a `Route` through it.
-
-    Returns:
-        A `tfresidual.routing.Chain` with the same stem, transitions and head, without a reference.
+    It has the same stem, transitions and head, and no reference.
     """
     chain = checked_chain(chain)
     checked_routes(chain, [route], "route")
@@ -416,10 +385,6 @@ def check_scale(scale):
     # A float32 cannot hold much more than this.
     if not is_number(scale) or not abs(float(scale)) < 3e38:
         raise ArgumentError("scale", "be a finite number", scale)
-
-
-def _counted(count, noun):
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _applications_text(applications):

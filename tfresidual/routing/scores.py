@@ -11,37 +11,28 @@ from tfresidual.routing.outputs import is_binary
 def prediction_scores(kind, labels, outputs):
     """Scores predictions, image by image, or position by position.
 
-    Outputs that are not finite (because the network explodes) predict no class: they are wrong,
-    agree with nothing, and their cross-entropy and entropy may be infinite or NaN. With a logit of
-    minus infinity, that is, a probability of 0, the entropy is finite, and the cross-entropy is
-    infinite only if it is the logit of the label.
-
-    A single label output is a choice between two classes: the label is 1 or 0, and 1 is predicted
-    if its probability is over 1/2.
+    Outputs that are not finite predict no class: they are wrong, agree with nothing, and their
+    cross-entropy and entropy may be infinite or NaN. With a logit of minus infinity, the entropy is
+    finite, and the cross-entropy is infinite only if it is the logit of the label. A single label
+    output is a choice between two classes: 1 is predicted if its probability is over 1/2.
 
     Args:
         kind: the kind of the outputs, see `tfresidual.routing.Chain`.
-        labels: class indices, `(images,)` or `(images, 1)`, or one-hot rows, or k-hot rows if an
-            image has several labels; 0 or 1 if a single output decides between two classes. -1
-            stands for 0. For outputs per position, each with an axis of positions after that of
-            images.
+        labels: class indices, `(images,)` or `(images, 1)`, one-hot rows, or k-hot rows if an image
+            has several labels; 0 or 1 for a single output. -1 stands for 0. For outputs per
+            position, each with an axis of positions after that of images.
         outputs: `(images, classes)` or `(images, positions, classes)`.
 
     Returns:
-        A dict of tensors with a leading axis of images, and then of positions if the outputs have
-        one:
+        A dict of tensors with a leading axis of images, and of positions if the outputs have one:
 
-        - `wrong`: 1.0 if the highest output is not the label, or, with n labels per image, if the
-          n highest outputs are not the labels (`exact_match`).
+        - `wrong`: 1.0 if the n highest outputs are not the n labels (`exact_match`), otherwise 0.0.
         - `cross_entropy`: in nats, 0 or more; with label outputs, the sum over the classes.
-        - `entropy`: of the prediction, in nats, from 0 to log(classes); with label outputs, the
-          sum over the classes, each up to log(2).
-        - `margin`: the probability of the label minus the highest of another class, in [-1, 1].
-          With several labels per image, the lowest probability of a label minus the highest of
-          another class; for two classes with one output, the probability of the right class minus
-          that of the wrong class.
-        - `predicted`: bool, `(images, classes)`, the predicted class or classes; for a single
-          output, whether 1 is predicted.
+        - `entropy`: of the prediction, in nats, from 0 to log(classes); with label outputs, the sum
+          over the classes, each up to log(2).
+        - `margin`: the (lowest) probability of a label minus the highest of another class, in [-1,
+          1]; for one output, the probability of the right class minus that of the wrong class.
+        - `predicted`: bool, `(images, classes)`; for a single output, whether 1 is predicted.
         - `is_finite`: bool, whether the outputs are finite, or the logits they come from.
     """
     outputs = ops.convert_to_tensor(outputs)
@@ -69,11 +60,22 @@ def prediction_scores(kind, labels, outputs):
         p = ops.exp(log_p)
         entropy = -ops.sum(_shared(p, log_p), axis=-1)
     if has_two_classes:
-        wrong, margin, predicted = _of_one_output(labels, logits, p)
+        predicted, is_label = logits > 0, labels > 0.5
+        wrong = ops.cast(predicted[..., 0] != is_label[..., 0], "float32")
+        margin = ops.where(is_label, 1.0, -1.0)[..., 0] * (2 * p[..., 0] - 1)
     elif kind.startswith("label"):
-        wrong, margin, predicted = _of_several_labels(labels, logits, p)
+        # Ranks logits, because different logits may give equal probabilities near 1 in float32.
+        ranks = ops.argsort(ops.argsort(-logits, axis=-1), axis=-1)
+        # With smoothed labels, a class is a label if it is over 1/2, as in `label_margin`.
+        count = ops.sum(ops.cast(labels > 0.5, "float32"), axis=-1, keepdims=True)
+        predicted = ops.cast(ranks, "float32") < count
+        wrong, margin = 1 - exact_match(labels, logits), label_margin(labels, p)
     else:
-        wrong, margin, predicted = _of_one_class(labels, outputs, p)
+        classes = outputs.shape[-1]
+        named, label = ops.argmax(outputs, axis=-1), ops.argmax(labels, axis=-1)
+        wrong = ops.cast(named != label, "float32")
+        margin = label_margin(ops.one_hot(label, classes), p)
+        predicted = ops.one_hot(named, classes, dtype="bool")
     is_finite = ops.all(ops.isfinite(outputs if logits is None else logits), axis=-1)
     return {
         "wrong": ops.where(is_finite, wrong, ops.ones_like(wrong)),
@@ -104,45 +106,11 @@ def _shared(shares, logs):
     return tf.math.multiply_no_nan(logs, tf.cast(shares, logs.dtype))
 
 
-def _of_one_output(labels, logits, p):
-    """Returns what is wrong, margins and predictions of outputs that decide between two classes."""
-    predicted, is_label = logits > 0, labels > 0.5
-    wrong = ops.cast(predicted[..., 0] != is_label[..., 0], "float32")
-    return wrong, ops.where(is_label, 1.0, -1.0)[..., 0] * (2 * p[..., 0] - 1), predicted
-
-
-def _of_several_labels(labels, logits, p):
-    """Returns the same of outputs of which several may be labels."""
-    # Ranks logits, because different logits may give equal probabilities near 1 in float32.
-    ranks = ops.argsort(ops.argsort(-logits, axis=-1), axis=-1)
-    # With smoothed labels, a class is a label if it is over 1/2, as in `label_margin`.
-    count = ops.sum(ops.cast(labels > 0.5, "float32"), axis=-1, keepdims=True)
-    predicted = ops.cast(ranks, "float32") < count
-    return 1 - exact_match(labels, logits), label_margin(labels, p), predicted
-
-
-def _of_one_class(labels, outputs, p):
-    """Returns the same of outputs of which one is the label."""
-    classes = outputs.shape[-1]
-    named, label = ops.argmax(outputs, axis=-1), ops.argmax(labels, axis=-1)
-    wrong = ops.cast(named != label, "float32")
-    margin = label_margin(ops.one_hot(label, classes), p)
-    return wrong, margin, ops.one_hot(named, classes, dtype="bool")
-
-
 def label_sets(kind, labels, outputs):
-    """Returns which classes are the labels of each image, as `prediction_scores` reads them.
+    """Returns which classes are the labels of each image, bool, `(images, outputs)`.
 
-    Labels may be smoothed, or 1 and -1: if classes exclude one another, the label is the class
-    with the highest weight; otherwise, labels are all classes with a weight over 1/2.
-
-    Args:
-        kind: the kind of the outputs, see `tfresidual.routing.Chain`.
-        labels: array of labels, as for `prediction_scores`.
-        outputs: int, the number of outputs per image.
-
-    Returns:
-        A bool array `(images, outputs)`.
+    Labels may be smoothed, or 1 and -1: if classes exclude one another, the label is the class with
+    the highest weight; otherwise, labels are all classes with a weight over 1/2.
     """
     if is_binary(kind, outputs):
         return labels.reshape(-1, 1) > 0.5

@@ -7,10 +7,7 @@ def with_sizes(function):
     """Returns a function of tensors whose symbolic results have all sizes that can be known.
 
     Unless TensorFlow can tell them from those of the tensors given, the function is run on two
-    batches: a size that is the same for both is known.
-
-    Args:
-        function: a function of tensors and structures of them, with a leading axis of images.
+    batches: a size that is the same for both is known. Tensors have a leading axis of images.
     """
     known = {}
 

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.machine.files import check_file, json_of
 from tfresidual.routing.chain import OUTPUT_KINDS
 
@@ -46,17 +47,13 @@ def block_name(stage, index, part):
 
 
 def check_can_open(name, path):
-    """Raises a `ValueError` unless TensorFlow can open a SavedModel that is written to a path.
-
-    Args:
-        name: str, the name of the argument that holds the path.
-        path: the path.
-    """
+    """Raises a `ValueError` unless TensorFlow can open a SavedModel at the path in an argument."""
     if unusual := _unusual_in(os.path.abspath(path)):
-        raise ValueError(
-            f"Argument `{name}` must be a path that TensorFlow can open again: it takes `[` and "
-            f"`\\` in the names of folders for a pattern, and reads names as UTF-8. {unusual} "
-            f"Received: {name}={str(path)!r}"
+        raise ArgumentError(
+            name,
+            "be a path that TensorFlow can open again: it takes `[` and `\\` in the names of "
+            f"folders for a pattern, and reads names as UTF-8. {unusual}",
+            str(path),
         )
 
 
@@ -85,10 +82,7 @@ def series_path(folder, epoch):
 def series_of(folder, is_member=is_saved_model):
     """Returns the SavedModels in the folder of a series, as a dict from epoch to path, in order.
 
-    Args:
-        folder: the folder, which need not exist.
-        is_member: function of a path that returns whether a path with such a name belongs to the
-            series.
+    The folder need not exist. A function of a path says whether one with such a name belongs to it.
     """
     found = {}
     for path in pathlib.Path(folder).glob("epoch*"):
@@ -100,11 +94,7 @@ def series_of(folder, is_member=is_saved_model):
 
 
 def check_whole(path):
-    """Raises a `ValueError` if it is visible without loading that a SavedModel cannot be probed.
-
-    Args:
-        path: the folder that `tfresidual.export` wrote.
-    """
+    """Raises a `ValueError` if it is visible without loading that a folder cannot be probed."""
     layout_of(path)
     for pattern in (GRAPH_FILE, "variables/variables.index", "variables/variables.data-*"):
         if not any(file.stat().st_size for file in path.glob(pattern)):
@@ -114,16 +104,19 @@ def check_whole(path):
 def layout_of(path):
     """Reads the layout of a SavedModel for probing, a dict; raises a `ValueError` if it cannot."""
     if not is_saved_model(path):
-        raise ValueError(
-            "Argument `source` must be the folder of a SavedModel that `tfresidual.export` wrote; "
-            f"there is no {GRAPH_FILE} in it. Received: source={str(path)!r}"
+        raise ArgumentError(
+            "source",
+            "be the folder of a SavedModel that `tfresidual.export` wrote; there is no "
+            f"{GRAPH_FILE} in it",
+            str(path),
         )
     if not (path / LAYOUT_FILE).exists():
-        raise ValueError(
-            "Argument `source` must be a SavedModel that `tfresidual.export` wrote: only these "
-            f"hold what probes need. This one has no {LAYOUT_FILE}; `model.export` writes none. "
-            "Load the model itself and write it by `tfresidual.export(model, path)`. "
-            f"Received: source={str(path)!r}"
+        raise ArgumentError(
+            "source",
+            "be a SavedModel that `tfresidual.export` wrote: only these hold what probes need. "
+            f"This one has no {LAYOUT_FILE}; `model.export` writes none. Load the model itself "
+            "and write it by `tfresidual.export(model, path)`",
+            str(path),
         )
     try:
         for pattern in (str(LAYOUT_FILE), GRAPH_FILE, "variables/*"):
@@ -141,23 +134,25 @@ def layout_of(path):
     except UNREADABLE as error:
         raise damaged(path, error) from error
     if version > FORMAT:
-        raise ValueError(
-            f"Argument `source` must be a SavedModel of format {FORMAT} or older; tfresidual "
-            f"{written_by} wrote a newer one. Update tfresidual. "
-            f"Received: source={str(path)!r} of format {version!r}"
+        raise ArgumentError(
+            "source",
+            f"be a SavedModel of format {FORMAT} or older; tfresidual {written_by} wrote a newer "
+            "one. Update tfresidual",
+            said=f"source={str(path)!r} of format {version!r}",
         )
     if not is_for_probing:
-        raise ValueError(
-            "Argument `source` must be a SavedModel with the functions for probing; this one was "
-            f"exported with `probing=False`. Received: source={str(path)!r}"
+        raise ArgumentError(
+            "source",
+            "be a SavedModel with the functions for probing; this one was exported with "
+            "`probing=False`",
+            str(path),
         )
     return layout
 
 
 def _check_layout(layout):
     """Raises an error unless a layout holds everything that a chain needs, in the right types."""
-    _require(isinstance(layout["probing"], bool), "probing")
-    _require(isinstance(layout["name"], str), "name")
+    _require_kinds(layout, probing=bool, name=str)
     _require(layout["outputs"] in OUTPUT_KINDS, "outputs")
     shapes = layout["input_shape"]
     if layout["format"] == FIRST_FORMAT:
@@ -167,32 +162,29 @@ def _check_layout(layout):
         _require(_are_dtypes(layout["input_dtype"], shapes), "input_dtype")
     if not layout["probing"]:
         return
-    notes, pieces, count = layout["notes"], layout["pieces"], layout["parameters"]
-    _require(_is_list(notes) and all(isinstance(note, str) for note in notes), "notes")
-    _require(_is_list(pieces) and {STEM, HEAD} <= set(pieces), "pieces")
-    _require(isinstance(layout.get("outputs_at_positions", True), bool), "outputs_at_positions")
+    _require_kinds(layout, notes=list, pieces=list, loss=dict | None, stages=list)
+    # Those of earlier versions lack these.
+    of_earlier = {"outputs_at_positions": True, "arrangement": None}
+    _require_kinds(of_earlier | layout, outputs_at_positions=bool, arrangement=dict | None)
+    pieces, count, stages = layout["pieces"], layout["parameters"], layout["stages"]
+    _require(all(isinstance(note, str) for note in layout["notes"]), "notes")
+    _require({STEM, HEAD} <= set(pieces), "pieces")
     _require(_is_count(count), "parameters")
-    _require(layout["loss"] is None or isinstance(layout["loss"], dict), "loss")
-    _require(isinstance(layout.get("arrangement") or {}, dict), "arrangement")
     if layout["format"] > FIRST_FORMAT:
         ignored = layout["ignore_class"]
         _require(ignored is None or _is_count(abs(ignored)), "ignore_class")
-    stages = layout["stages"]
-    _require(_is_list(stages) and len(stages) > 0, "stages")
+    _require(len(stages) > 0, "stages")
     for number, stage in enumerate(stages, start=1):
         _require(stage["stage"] == number, "stage")
-        _require(_is_list(stage["blocks"]), "blocks")
+        _require_kinds(stage, blocks=list)
         for index, block in enumerate(stage["blocks"]):
             parts = {part for part in PARTS if block_name(number, index, part) in pieces}
             _require("apply" in parts and len(parts) != 2, f"pieces of block {index}")
-            _require(isinstance(block["keeps_shape"], bool), "keeps_shape")
-            _require(isinstance(block["takes_anchor"], bool), "takes_anchor")
-            for name in ("shortcut", "name"):
-                _require(block[name] is None or isinstance(block[name], str), name)
-            places = block["weights"].values()
+            _require_kinds(block, keeps_shape=bool, takes_anchor=bool, lipschitz=dict | None)
+            _require_kinds(block, shortcut=str | None, name=str | None)
+            places, bounds = block["weights"].values(), (block["lipschitz"] or {}).values()
             _require(all(_is_count(place) and place < count for place in places), "weights")
-            bounds = block["lipschitz"]
-            _require(bounds is None or _are_numbers(bounds), "lipschitz")
+            _require(all(isinstance(one, int | float) for one in bounds), "lipschitz")
     numbers = {name.split("/")[0] for name in pieces if name.startswith("stage")}
     _require(numbers <= {f"stage{number}" for number in range(1, len(stages) + 1)}, "pieces")
 
@@ -202,8 +194,13 @@ def _require(is_right, name):
         raise ValueError(f"{LAYOUT_FILE.name}: {name!r} is not as expected")
 
 
+def _require_kinds(layout, **kinds):
+    for name, kind in kinds.items():
+        _require(isinstance(layout[name], kind), name)
+
+
 def _is_shape(value):
-    return _is_list(value) and all(size is None or _is_count(size) for size in value)
+    return isinstance(value, list) and all(size is None or _is_count(size) for size in value)
 
 
 def _are_shapes(value):
@@ -220,15 +217,11 @@ def _are_dtypes(value, shapes):
     if isinstance(shapes, dict):
         is_alike = isinstance(value, dict) and set(value) == set(shapes)
         return is_alike and all(_are_dtypes(value[key], shapes[key]) for key in shapes)
-    return _is_list(value) and len(value) == len(shapes) and all(map(_are_dtypes, value, shapes))
-
-
-def _are_numbers(value):
-    return isinstance(value, dict) and all(isinstance(v, (int, float)) for v in value.values())
-
-
-def _is_list(value):
-    return isinstance(value, list)
+    return (
+        isinstance(value, list)
+        and len(value) == len(shapes)
+        and all(map(_are_dtypes, value, shapes))
+    )
 
 
 def _is_count(value):
@@ -238,12 +231,13 @@ def _is_count(value):
 def damaged(path, error):
     """Returns the error of a SavedModel that cannot be opened: damaged, or where it is."""
     if unusual := _unusual_in(str(path)):
-        return ValueError(
-            f"Argument `source` must be a path that TensorFlow can open. {unusual} Rename it. "
-            f"Received: source={str(path)!r}"
+        return ArgumentError(
+            "source", f"be a path that TensorFlow can open. {unusual} Rename it", str(path)
         )
     reason = str(error).strip().splitlines()
-    return ValueError(
-        "Argument `source` must be a complete SavedModel; this one is damaged or incomplete "
-        f"({type(error).__name__}: {reason[0] if reason else ''}). Received: source={str(path)!r}"
+    return ArgumentError(
+        "source",
+        f"be a complete SavedModel; this one is damaged or incomplete ({type(error).__name__}: "
+        f"{reason[0] if reason else ''})",
+        str(path),
     )

@@ -19,10 +19,6 @@ def specs_of(shapes, dtypes):
 
     A single input is called `images`, one of a dict by its key, and one of a tuple or list
     `images_0`, `images_1` and so on; in nested structures, these names are joined by underscores.
-
-    Args:
-        shapes: the `input_shape` of a `tfresidual.routing.Chain`.
-        dtypes: its `input_dtype`.
     """
     pairs = zip(_named(shapes, shapes), _named(dtypes, shapes), strict=True)
     return {
@@ -54,22 +50,18 @@ def _named(structure, shapes, name=None):
 
 
 def packed(tensors, shapes):
-    """Returns images from their tensors, see `flat`."""
-    return _packed(iter(tensors), shapes)
-
-
-def _packed(tensors, shapes):
+    """Returns images from an iterator of their tensors, see `flat`."""
     if is_shape(shapes):
         return next(tensors)
     if isinstance(shapes, Mapping):
-        return {key: _packed(tensors, shape) for key, shape in shapes.items()}
-    return type(shapes)(_packed(tensors, shape) for shape in shapes)
+        return {key: packed(tensors, shape) for key, shape in shapes.items()}
+    return type(shapes)(packed(tensors, shape) for shape in shapes)
 
 
 def of_tensors(function, shapes):
     """Returns a function of images, and of more, as a function of separate tensors."""
     count = len(names_of(shapes))
-    return lambda *given: function(packed(given[:count], shapes), *given[count:])
+    return lambda *given: function(packed(iter(given[:count]), shapes), *given[count:])
 
 
 def of_images(function, shapes):
@@ -80,9 +72,7 @@ def of_images(function, shapes):
 def of_entries(function, names):
     """Returns a function of states and a context as a function of separate tensors.
 
-    Args:
-        function: the function; it may be `None`, which is then returned.
-        names: list of the names of the context, or `None` if there is no context.
+    There may be no function, which is then returned, and no names of a context.
     """
     if function is None or names is None:
         return function

@@ -150,10 +150,6 @@ def _labels_taken(chain, values):
 
     A trace does not show this, because unknown sizes match each other. The loss is therefore tried
     on a number of images that differs from the size of every other axis.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        values: the specs of what its head returns, by the names of `named_outputs`.
     """
     given = list(values.values())
     loss = _loss_of(chain, list(values))

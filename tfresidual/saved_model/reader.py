@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.routing.arrangement import Arrangement
 from tfresidual.routing.chain import Block, Chain, Stage
 from tfresidual.routing.losses import loss_from
@@ -38,12 +39,6 @@ def saved_model_chain(path: StrPath) -> Chain:
     """Returns the chain of a SavedModel, without the code that built its network.
 
     Nothing in the folder is executed, except for what the loader of TensorFlow itself does.
-
-    Args:
-        path: the folder that `tfresidual.export` wrote.
-
-    Returns:
-        A `tfresidual.routing.Chain`.
 
     Raises:
         ValueError: if the path is not a SavedModel written by `tfresidual.export`, if it was
@@ -101,8 +96,18 @@ def _chain(layout, pieces, parameters, root):
     return Chain(
         name=layout["name"],
         stem=of_images(pieces[STEM], shapes),
-        stages=tuple(_stage(stage, within, parameters) for stage in layout["stages"]),
-        head=_head(within[HEAD]),
+        stages=tuple(
+            Stage(
+                stage["stage"],
+                tuple(
+                    _block(stage["stage"], index, block, within, parameters)
+                    for index, block in enumerate(stage["blocks"])
+                ),
+                within.get(transition_name(stage["stage"])),
+            )
+            for stage in layout["stages"]
+        ),
+        head=lambda *given: with_logits(within[HEAD](*given)),
         loss=_loss(layout, pieces),
         input_shape=shapes,
         input_dtype=dtypes,
@@ -112,17 +117,12 @@ def _chain(layout, pieces, parameters, root):
         weights=tuple(parameters),
         reference=reference,
         context=None if context is None else of_images(context, shapes),
-        arrangement=_arrangement(layout, shapes, dtypes),
+        # SavedModels of earlier versions have none.
+        arrangement=None
+        if layout.get("arrangement") is None
+        else Arrangement.from_description(layout["arrangement"], shapes, dtypes),
         called={tf.compat.as_str(one.name): one for one in functions},
     )
-
-
-def _arrangement(layout, shapes, dtypes):
-    """Returns how inputs and labels are taken; `None` in SavedModels of earlier versions."""
-    description = layout.get("arrangement")
-    if description is None:
-        return None
-    return Arrangement.from_description(description, shapes, dtypes)
 
 
 def _check_arguments(pieces, serve, inputs, context):
@@ -142,14 +142,6 @@ def _as_tuples(structure):
     return tuple(map(_as_tuples, structure)) if isinstance(structure, list) else structure
 
 
-def _stage(layout, pieces, parameters):
-    blocks = tuple(
-        _block(layout["stage"], index, block, pieces, parameters)
-        for index, block in enumerate(layout["blocks"])
-    )
-    return Stage(layout["stage"], blocks, pieces.get(transition_name(layout["stage"])))
-
-
 def _block(stage, index, layout, pieces, parameters):
     functions = {part: pieces.get(block_name(stage, index, part)) for part in PARTS}
     bounds = layout["lipschitz"]
@@ -166,13 +158,6 @@ def _block(stage, index, layout, pieces, parameters):
     )
 
 
-def _head(piece):
-    def head(*given):
-        return with_logits(piece(*given))
-
-    return head
-
-
 def _loss(layout, pieces):
     if layout["loss"] is not None:
         return loss_from(layout["loss"])
@@ -187,16 +172,17 @@ def _loss(layout, pieces):
         if rank > 1 and labels.shape[-1] == 1 and rank - 1 in by_rank:
             labels = tf.squeeze(labels, axis=-1)
         if not by_rank:
-            raise ValueError(
-                "Argument `chain` must belong to a network whose loss returns one number per "
-                f"image. Received: {layout['name']}, whose loss took no labels when it was "
-                "exported"
+            raise ArgumentError(
+                "chain",
+                "belong to a network whose loss returns one number per image",
+                said=f"{layout['name']}, whose loss took no labels when it was exported",
             )
         if len(labels.shape) not in by_rank:
-            raise ValueError(
-                "Argument `data` must hold labels as the loss of the network takes them, with "
-                f"{' or '.join(map(str, sorted(by_rank)))} axes. "
-                f"Received: labels of shape {tuple(labels.shape)}"
+            raise ArgumentError(
+                "data",
+                "hold labels as the loss of the network takes them, with "
+                f"{' or '.join(map(str, sorted(by_rank)))} axes",
+                said=f"labels of shape {tuple(labels.shape)}",
             )
         logits = getattr(outputs, "_keras_logits", None)
         return by_rank[len(labels.shape)](labels, outputs, *([] if logits is None else [logits]))

@@ -67,14 +67,7 @@ def _states(chain, images):
 
 
 def _block_metrics(chain, images, labels, shape):
-    """Returns the metrics of blocks, for labels that may be those of positions.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        images: its images.
-        labels: their labels.
-        shape: the shape of the outputs of one image.
-    """
+    """Returns the metrics of blocks, for labels that may be those of positions."""
     if are_per_position(labels, shape):
         labels = labels_within(chain.given(images), labels, shape[-1])
     values = block_values(chain, images, labels)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.machine.files import (
     file_above,
     no_room,
@@ -58,7 +59,7 @@ def write(chain: Chain, path: Path, probing: bool = True) -> None:
 
     Args:
         chain: a `tfresidual.routing.Chain`.
-        path: the folder to write, a `pathlib.Path` in a folder that exists.
+        path: the folder to write, in a folder that exists.
         probing: whether the functions for probing are written too.
 
     Raises:
@@ -69,26 +70,23 @@ def write(chain: Chain, path: Path, probing: bool = True) -> None:
     if chain.prepare is not None:
         chain.prepare()
     root, signatures, layout = parts_to_save(chain, probing)
+    # TensorFlow compiles a `tf.function` once more to save it, but takes a compiled one as it is.
+    signatures = {name: function.get_concrete_function() for name, function in signatures.items()}
     with replacing_folder(path) as folder:
-        _save(root, folder, signatures, chain, path)
+        try:
+            tf.saved_model.save(root, str(folder), signatures)
+        except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise ArgumentError(
+                "net",
+                "compute only with objects that a SavedModel can hold. TensorFlow says: " + reason,
+                said=f"net={chain.name}",
+            ) from error
+        except tf.errors.OpError as error:
+            raise no_room(path, error) from error
         file = folder / LAYOUT_FILE
         file.parent.mkdir()
         file.write_text(json.dumps(layout, indent=2) + "\n", "utf-8")
-
-
-def _save(root, folder, signatures, chain, path):
-    # TensorFlow compiles a `tf.function` once more to save it, but takes a compiled one as it is.
-    signatures = {name: function.get_concrete_function() for name, function in signatures.items()}
-    try:
-        tf.saved_model.save(root, str(folder), signatures)
-    except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(
-            "Argument `net` must compute only with objects that a SavedModel can hold. "
-            f"TensorFlow says: {reason} Received: net={chain.name}"
-        ) from error
-    except tf.errors.OpError as error:
-        raise no_room(path, error) from error
 
 
 def check_target(path, overwrite):
@@ -117,34 +115,24 @@ def obstacle_at(path, overwrite):
         return "which has no name of its own"
     # While another process replaces a SavedModel, its folder is gone for a moment.
     for pause in (0.05, 0.2, 0):
-        if _may_be_replaced(path):
-            return None
+        try:
+            names = set(os.listdir(path))
+        except FileNotFoundError:
+            if not os.path.lexists(path):
+                return None
+        except NotADirectoryError:
+            break
+        else:
+            if not names or (names <= SAVED_MODEL_FILES and is_saved_model(path)):
+                return None
         time.sleep(pause)
     return "which is something else"
 
 
-def _may_be_replaced(path):
-    """Returns whether there is a SavedModel, an empty folder or nothing."""
-    try:
-        names = set(os.listdir(path))
-    except FileNotFoundError:
-        return not os.path.lexists(path)
-    except NotADirectoryError:
-        return False
-    return not names or (names <= SAVED_MODEL_FILES and is_saved_model(path))
-
-
 def parts_to_save(chain, probing=True):
-    """Returns the parts of a SavedModel of a chain.
+    """Returns the parts of a SavedModel of a chain: the `tf.Module`, its signatures, the layout.
 
     For probing, they are compiled in the first call and kept on the chain.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        probing: see `export`.
-
-    Returns:
-        A tuple of the `tf.Module`, its signatures by name, and the layout, a dict.
 
     Raises:
         ValueError: if the chain computes with a resource that no SavedModel can hold, or has an
@@ -155,19 +143,24 @@ def parts_to_save(chain, probing=True):
     if not hasattr(root, "resources"):
         # TensorFlow writes only objects that are attributes of the module.
         functions = [*signatures.values(), *getattr(root, "pieces", {}).values()]
-        resources = [_holder(handle) for handle in _other_handles(functions)]
+        resources = _resources_of(functions)
         if None in resources:
-            raise ValueError(
-                "Argument `net` must compute with variables, tables and other objects that "
-                "TensorFlow can write to a SavedModel. "
-                f"Received: net={chain.name}, which reads a resource that no such object holds"
+            raise ArgumentError(
+                "net",
+                "compute with variables, tables and other objects that TensorFlow can write to a "
+                "SavedModel",
+                said=f"net={chain.name}, which reads a resource that no such object holds",
             )
         root.resources = resources
     return root, signatures, layout
 
 
-def _other_handles(functions):
-    """Returns the handles of resources that functions read besides variables, such as tables."""
+def _resources_of(functions):
+    """Returns the objects with the resources that functions read besides variables, or `None`s.
+
+    A function refers only to the handle of a table, so its object is found by the garbage
+    collector, as TensorFlow does for its error about such a function.
+    """
     handles = {}
     for function in functions:
         concrete = function.get_concrete_function()
@@ -175,20 +168,13 @@ def _other_handles(functions):
         for tensor in concrete.captured_inputs:
             if tensor.dtype == tf.resource and id(tensor) not in of_variables:
                 handles[id(tensor)] = tensor
-    return list(handles.values())
-
-
-def _holder(handle):
-    """Returns the TensorFlow object that a handle belongs to, or `None`.
-
-    A function refers only to the handle, so the object is found by the garbage collector, as
-    TensorFlow does for its error about such a function.
-    """
-    kinds = (tf.Variable, tf.saved_model.experimental.TrackableResource)
-    near = gc.get_referrers(handle)
-    # Some objects refer to the handle only through their `__dict__`.
-    holders = (one for one in [*near, *gc.get_referrers(*near)] if isinstance(one, kinds))
-    return next(holders, None)
+    kinds, found = (tf.Variable, tf.saved_model.experimental.TrackableResource), []
+    for handle in handles.values():
+        near = gc.get_referrers(handle)
+        # Some objects refer to the handle only through their `__dict__`.
+        around = [*near, *gc.get_referrers(*near)]
+        found.append(next((one for one in around if isinstance(one, kinds)), None))
+    return found
 
 
 def _to_serve(chain):
@@ -201,22 +187,17 @@ def _to_serve(chain):
 
 
 def _check_names(chain, arguments):
-    """Raises a `ValueError` unless the inputs of a chain can be arguments of signatures.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        arguments: the names of the other arguments of the signatures.
-    """
+    """Raises a `ValueError` unless the inputs of a chain can be arguments of signatures."""
     names = names_of(chain.input_shape)
     for name in names:
         is_usable = isinstance(name, str) and name.isascii() and name.isidentifier()
         if not is_usable or name in arguments or names.count(name) > 1:
             others = f", and differ from {', '.join(map(repr, arguments))}" if arguments else ""
-            raise ValueError(
-                "Argument `net` must have inputs whose names can be those of arguments: letters, "
-                "digits and underscores, that do not start with a digit, each used once"
-                f"{others}. Received: net={chain.name}, with the inputs "
-                f"{', '.join(map(repr, names))}"
+            raise ArgumentError(
+                "net",
+                "have inputs whose names can be those of arguments: letters, digits and "
+                f"underscores, that do not start with a digit, each used once{others}",
+                said=f"net={chain.name}, with the inputs {', '.join(map(repr, names))}",
             )
 
 
@@ -258,7 +239,11 @@ def _with_probes(chain):
         twin, pieces, labels_taken = cut_chain(chain)
         root = tf.Module()
         root.pieces = pieces
-        root.parameters = [_variable(weight) for weight in parameters.values()]
+        # The TensorFlow variable inside a Keras variable.
+        root.parameters = [
+            weight if isinstance(weight, tf.Variable) else weight.value
+            for weight in parameters.values()
+        ]
         root.variables_of_network = variables_of(pieces.values())
         signatures = signatures_of(twin, labels_taken)
         # Those that are known now, after everything was traced; pieces of another SavedModel, which
@@ -268,71 +253,54 @@ def _with_probes(chain):
         chain.compiled[key] = twin, root, pieces, signatures
     twin, root, pieces, signatures = chain.compiled[key]
     _compare(chain, twin)
-    header = _header(chain, signatures[SERVE], probing=True)
-    layout = header | {
-        "pieces": list(pieces),
-        "parameters": len(parameters),
-        "notes": chain.notes,
-        **({} if chain.outputs_at_positions else {"outputs_at_positions": False}),
-        "loss": getattr(chain.loss, "description", None),
-        "arrangement": None if chain.arrangement is None else chain.arrangement.description,
-        **_ignored_class(chain, header),
-        "stages": [
-            _layout_of_stage(index, stage, list(parameters))
-            for index, stage in enumerate(chain.stages, start=1)
-        ],
+    layout = _header(chain, signatures[SERVE], probing=True)
+    if layout["format"] > FIRST_FORMAT:
+        ignored = getattr(chain.loss, "ignore_class", None)
+        layout["ignore_class"] = None if ignored is None else int(ignored)
+    if not chain.outputs_at_positions:
+        layout["outputs_at_positions"] = False
+    places = {key: place for place, key in enumerate(parameters)}
+    return (
+        root,
+        signatures,
+        layout
+        | {
+            "pieces": list(pieces),
+            "parameters": len(parameters),
+            "notes": chain.notes,
+            "loss": getattr(chain.loss, "description", None),
+            "arrangement": None if chain.arrangement is None else chain.arrangement.description,
+            "stages": [
+                {"stage": index, "blocks": [_layout_of(block, places) for block in stage.blocks]}
+                for index, stage in enumerate(chain.stages, start=1)
+            ],
+        },
+    )
+
+
+def _layout_of(block, places):
+    bounds = None if block.lipschitz is None else block.lipschitz()
+    return {
+        "keeps_shape": block.keeps_shape,
+        "takes_anchor": block.takes_anchor,
+        "shortcut": block.shortcut,
+        "name": block.name,
+        "weights": {role: places[id(weight)] for role, weight in block.weights.items()},
+        "lipschitz": bounds and {name: float(value) for name, value in bounds.items()},
     }
-    return root, signatures, layout
-
-
-def _ignored_class(chain, header):
-    """Returns the key of the class that a loss ignores, which only the second format has."""
-    if header["format"] == FIRST_FORMAT:
-        return {}
-    ignored = getattr(chain.loss, "ignore_class", None)
-    return {"ignore_class": None if ignored is None else int(ignored)}
 
 
 def _compare(chain, written):
-    """Raises a `ValueError` unless the functions to be written compute what the network does.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        written: the same chain, made of the functions to be written.
-    """
+    """Raises a `ValueError` unless the functions to be written compute what the network does."""
     if chain.reference is None:
         return
     images = sample_images(chain)
     if images is None:
-        raise ValueError(
-            "Argument `net` must accept images with values from 0 to 2, or of zeros: on these, "
-            "the export is compared with the network itself. To export without the comparison, "
-            "remove the reference of the chain: `dataclasses.replace(tfresidual.chain(net), "
-            f"reference=None)`. Received: net={chain.name}, for images of shape "
-            f"{chain.input_shape}"
+        raise ArgumentError(
+            "net",
+            "accept images with values from 0 to 2, or of zeros: on these, the export is "
+            "compared with the network itself. To export without the comparison, remove the "
+            "reference of the chain: `dataclasses.replace(tfresidual.chain(net), reference=None)`",
+            said=f"net={chain.name}, for images of shape {chain.input_shape}",
         )
     check_agreement(chain, images, named_outputs(written(images)))
-
-
-def _layout_of_stage(index, stage, parameters):
-    blocks = [
-        {
-            "keeps_shape": block.keeps_shape,
-            "takes_anchor": block.takes_anchor,
-            "shortcut": block.shortcut,
-            "name": block.name,
-            "weights": {role: parameters.index(id(w)) for role, w in block.weights.items()},
-            "lipschitz": None if block.lipschitz is None else _floats(block.lipschitz()),
-        }
-        for block in stage.blocks
-    ]
-    return {"stage": index, "blocks": blocks}
-
-
-def _floats(values):
-    return {name: float(value) for name, value in values.items()}
-
-
-def _variable(weight):
-    """Returns the TensorFlow variable inside a Keras variable."""
-    return weight if isinstance(weight, tf.Variable) else weight.value

@@ -6,23 +6,17 @@ order and their number, which is known of an operation that only moves values by
 and of any other from what it returns for one position less.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
-from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
 from keras import ops
 
 from tfresidual.routing.agreement import SIZES
-from tfresidual.sources.blocks import IDENTITY, path_to
-from tfresidual.sources.graph import Weight, is_of_keras, spec_of_call
-from tfresidual.sources.masks import KNOWN_PACKAGES
-
-if TYPE_CHECKING:
-    from tfresidual.sources.division import Division
+from tfresidual.sources.blocks import IDENTITY
+from tfresidual.sources.graph import path_to
+from tfresidual.sources.operations import is_of_keras, is_unknown
 
 # Operations of Keras that only move values.
 _MOVING = (
@@ -41,11 +35,11 @@ _ELEMENTWISE = (
 _MOST_VALUES = 2**24
 # The axis of the positions of a state.
 _AXIS = 1
-# What stands for a size that a graph does not know.
+# A size that a graph does not know is taken to be this one.
 _ASSUMED = 61
 
 
-def keep_positions(division: Division) -> tuple[bool, bool]:
+def keep_positions(division):
     """Returns whether states and outputs have the positions of the first state of a division.
 
     Returns:
@@ -70,7 +64,7 @@ def keep_positions(division: Division) -> tuple[bool, bool]:
         axes = _between(nodes, block.before, block.begin, {_AXIS})
         axes = _between(nodes, block.end, block.after, _after_block(nodes, block, axes))
         pass_to(block.after, axes)
-    numbers: dict[int | None, set[int]] = {}
+    numbers = {}
     for size, one in found:
         numbers.setdefault(size, set()).add(one)
     axes = _between(nodes, blocks[-1].after, division.trunk[-1], {_AXIS})
@@ -108,13 +102,7 @@ def _between(nodes, start, stop, axes):
 
 
 def axes_of_positions(nodes, start, target):
-    """Returns the axes of a tensor that have the positions of another, its axis 1, as a set.
-
-    Args:
-        nodes: `Node`s that lead from one to the other, in order.
-        start: `keras.KerasTensor`, `(images, positions, ...)`.
-        target: `keras.KerasTensor`.
-    """
+    """Returns the axes of a tensor that have the positions of another, its axis 1, as a set."""
     return _axes_at(nodes, start, target, {_AXIS})
 
 
@@ -133,19 +121,13 @@ def _axes_at(nodes, start, target, axes):
 
 
 def _results(node, known, size):
-    """Returns the axes of everything that an operation returns, `None` if they are not known.
-
-    Args:
-        node: the `Node`.
-        known: the axes of tensors by id, sets.
-        size: the number of positions.
-    """
+    """Returns the axes of everything that an operation returns, `None` if they are not known."""
     operation = node.operation
-    is_sorting = any(is_of_keras(operation, name) for name in _SORTING)
+    is_sorting = is_of_keras(operation, *_SORTING)
     # Such a layer returns its results from the last to the first.
     if size == 1 or is_sorting or getattr(operation, "go_backwards", False):
         return None
-    if any(is_of_keras(operation, name) for name in _MOVING):
+    if is_of_keras(operation, *_MOVING):
         (tensor, *others) = node.arguments
         values = math.prod(_sizes(tensor, size))
         if others or values > _MOST_VALUES:
@@ -153,9 +135,9 @@ def _results(node, known, size):
         marked = [_marked(node, tensor, axis, size) for axis in known[id(tensor)]]
         return [set().union(*found) for found in zip(*marked, strict=True)]
     results = _by_size(node, known, size)
-    if results is None and any(is_of_keras(operation, name) for name in _ELEMENTWISE):
+    if results is None and is_of_keras(operation, *_ELEMENTWISE):
         return [_aligned(node, known)]
-    if results is not None and _is_unknown(operation):
+    if results is not None and is_unknown(operation):
         results = [_tried(node, known, axes, size) for axes in results[:1]]
     return results
 
@@ -165,25 +147,13 @@ def _sizes(tensor, size):
     return [part or (size if axis else 1) for axis, part in enumerate(tensor.shape)]
 
 
-def _called(node, value):
-    """Returns the arguments of a node, with `value(tensor)` in the place of tensors."""
-
-    def replaced(leaf):
-        if isinstance(leaf, Weight):
-            return ops.cast(leaf.variable, leaf.dtype)
-        return value(leaf) if isinstance(leaf, keras.KerasTensor) else leaf
-
-    return keras.tree.map_structure(replaced, (node.args, node.kwargs))
-
-
 def _marked(node, tensor, axis, size):
     """Returns, for every result, at which axes are the marks of an axis of the only argument."""
     shape = _sizes(tensor, size)
     marks = np.arange(size).reshape([-1 if place == axis else 1 for place in range(len(shape))])
     marks = ops.cast(np.broadcast_to(marks, shape), "int32")
-    args, kwargs = _called(node, lambda _: marks)
     found = []
-    for result in keras.tree.flatten(node.operation(*args, **kwargs)):
+    for result in keras.tree.flatten(node.applied({id(tensor): marks})):
         values, places = ops.convert_to_numpy(result), set()
         for place in range(1, values.ndim):
             along = [-1 if other == place else 1 for other in range(values.ndim)]
@@ -203,7 +173,7 @@ def _by_size(node, known, size):
             shape = [part - less * (axis in axes) for axis, part in parts]
             return keras.KerasTensor([*tensor.shape[:1], *shape], dtype=tensor.dtype)
 
-        return keras.tree.flatten(spec_of_call(node, resized))
+        return keras.tree.flatten(node.spec(resized))
 
     try:
         pairs = zip(made(0), made(1), strict=False)
@@ -232,48 +202,30 @@ def _aligned(node, known):
     return found
 
 
-def _is_unknown(operation):
-    """Returns whether an operation may do anything with the order of positions."""
-    is_known = type(operation).__module__.partition(".")[0] in KNOWN_PACKAGES
-    return not is_known or isinstance(operation, (keras.layers.Lambda, keras.Model))
-
-
 def _tried(node, known, axes, size):
-    """Returns the axes of the first result along which a position depends on the same position.
-
-    Necessary for keeping the order, and tried at both ends. The number of positions may be assumed,
-    and too large for a layer: then a smaller one is tried.
-    """
+    """Returns the axes of the first result along which a position depends on the same position."""
     inputs = [tensor for tensor in node.arguments if known.get(id(tensor))]
 
     def found_for(count):
         rng = np.random.default_rng(0)
 
-        def shape_of(tensor):
-            places = known.get(id(tensor), ())
-            parts = enumerate(_sizes(tensor, count))
-            return [count if axis in places else part for axis, part in parts]
-
-        values = {
+        values = {}
+        for tensor in node.arguments:
+            places, sizes = known.get(id(tensor), ()), enumerate(_sizes(tensor, count))
+            shape = [count if axis in places else part for axis, part in sizes]
             # Of ids, every vocabulary has 0 and 1.
-            id(tensor): rng.normal(size=shape_of(tensor))
-            * keras.backend.is_float_dtype(tensor.dtype)
-            for tensor in node.arguments
-        }
+            is_float = keras.backend.is_float_dtype(tensor.dtype)
+            values[id(tensor)] = rng.normal(size=shape) * is_float
 
         def run(position=None):
-            def value(tensor):
-                given = values[id(tensor)]
+            given = {}
+            for tensor in node.arguments:
+                value = values[id(tensor)].copy()
                 if position is not None and any(tensor is one for one in inputs):
-                    given = given.copy()
                     for axis in known[id(tensor)]:
-                        given[(slice(None),) * axis + (position,)] += 1
-                return ops.cast(given, tensor.dtype)
-
-            args, kwargs = _called(node, value)
-            if isinstance(node.operation, keras.layers.Layer):
-                kwargs = kwargs | {"training": False}
-            return ops.convert_to_numpy(keras.tree.flatten(node.operation(*args, **kwargs))[0])
+                        value[(slice(None),) * axis + (position,)] += 1
+                given[id(tensor)] = ops.cast(value, tensor.dtype)
+            return ops.convert_to_numpy(keras.tree.flatten(node.applied(given))[0])
 
         plain, kept = run(), set(axes)
         for position in (0, count - 1):
@@ -281,6 +233,7 @@ def _tried(node, known, axes, size):
             kept = {axis for axis in kept if changed.take(position, axis=axis).any()}
         return kept
 
+    # The number of positions may be assumed, and too large for a layer.
     for count in (size, *(one for one in SIZES if one < size)):
         # Code written by others may raise any error for random values.
         with contextlib.suppress(Exception):

@@ -10,10 +10,13 @@ import math
 from typing import TYPE_CHECKING
 
 import keras
+from keras import layers
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.layers import ResidualUnit
 from tfresidual.layers.shortcuts import SHORTCUTS
-from tfresidual.sources.graph import Entry, is_of_keras
+from tfresidual.sources.graph import Entry, path_to
+from tfresidual.sources.operations import is_of_keras, is_unchanged
 from tfresidual.sources.weights import parameters_of
 
 if TYPE_CHECKING:
@@ -22,25 +25,14 @@ if TYPE_CHECKING:
 # Layers that have weights but, like layers without weights, do not separate blocks: normalizations
 # and activations.
 PLAIN = (
-    keras.layers.BatchNormalization,
-    keras.layers.GroupNormalization,
-    keras.layers.LayerNormalization,
-    keras.layers.Normalization,
-    keras.layers.PReLU,
-    keras.layers.RMSNormalization,
-    keras.layers.UnitNormalization,
+    *(layers.BatchNormalization, layers.GroupNormalization, layers.LayerNormalization),
+    *(layers.Normalization, layers.PReLU, layers.RMSNormalization, layers.UnitNormalization),
 )
 # Layers that do nothing at inference.
 SILENT = (
-    keras.layers.ActivityRegularization,
-    keras.layers.AlphaDropout,
-    keras.layers.Dropout,
-    keras.layers.GaussianDropout,
-    keras.layers.GaussianNoise,
-    keras.layers.Identity,
-    keras.layers.SpatialDropout1D,
-    keras.layers.SpatialDropout2D,
-    keras.layers.SpatialDropout3D,
+    *(layers.ActivityRegularization, layers.AlphaDropout, layers.Dropout, layers.GaussianDropout),
+    *(layers.GaussianNoise, layers.Identity, layers.SpatialDropout1D, layers.SpatialDropout2D),
+    layers.SpatialDropout3D,
 )
 IDENTITY = "identity"
 PROJECTION = "projection"
@@ -54,8 +46,8 @@ class _Place:
     """A place on the trunk.
 
     Attributes:
-        index: int, the index of the node just before it; -1 for the input.
-        tensor: `keras.KerasTensor`, the only one that passes this place.
+        index: the index of the node just before it; -1 for the input.
+        tensor: the only one that passes this place.
     """
 
     index: int
@@ -67,21 +59,20 @@ class _FoundBlock:
     """A block in the graph.
 
     Attributes:
-        begin: the `_Place` where the branch begins.
-        end: the `_Place` of the addition.
-        shortcut: str, see `tfresidual.routing.Block`.
-        carried: the `keras.KerasTensor` at the end of the shortcut, or `None` if the block is a
-            unit, or if shortcut and branch cannot be told apart.
-        branches: the tensors that are added to `carried`, as a tuple; empty if `carried` is
-            `None`.
-        sums: tuple of the `Node`s that add them, or of the node of the unit.
-        unit: the `ResidualUnit` that is the whole block, or `None`.
-        anchor: the `keras.KerasTensor` that the unit joins its branch to, or `None`.
-        before: the `_Place` of the state that the block takes, at `begin` or before it.
-        after: the `_Place` of the state that the block returns, at `end` or later.
-        transition_from: the `_Place` after the previous block, if a transition leads from there
-            to `before`; otherwise `None`.
-        name: str, the name of the block.
+        begin: where the branch begins.
+        end: the place of the addition.
+        shortcut: see `tfresidual.routing.Block`.
+        carried: what is at the end of the shortcut, or `None` if the block is a unit, or if
+            shortcut and branch cannot be told apart.
+        branches: the tensors that are added to `carried`; empty if it is `None`.
+        sums: the `Node`s that add them, or the node of the unit.
+        unit: the unit that is the whole block, or `None`.
+        anchor: what the unit joins its branch to, or `None`.
+        before: the place of the state that the block takes, at `begin` or before it.
+        after: the place of the state that the block returns, at `end` or later.
+        transition_from: the place after the previous block, if a transition leads from there to
+            `before`.
+        name: the name of the block.
     """
 
     begin: _Place
@@ -154,11 +145,7 @@ def _call_of(node):
 def blocks_of(graph, trunk, is_chosen=None):
     """Yields all blocks on the trunk, in order.
 
-    Args:
-        graph: a `tfresidual.sources.graph.Graph`.
-        trunk: see `trunk_of`.
-        is_chosen: function of a node that returns whether it is a block; by default, residual units
-            and additions are.
+    By default, residual units and additions are blocks; otherwise nodes that a function chooses.
     """
     ends = {place.index for place in trunk[1:]}
     for index, node in enumerate(graph.nodes):
@@ -186,23 +173,14 @@ def blocks_of(graph, trunk, is_chosen=None):
 
 def is_unit(node):
     """Returns whether a node is a call of a residual unit, which computes what such units do."""
-    return _is_unchanged(node.operation, ResidualUnit)
-
-
-def _is_unchanged(layer, kind):
-    """Returns whether a layer is of a class and computes what that does, not of its own."""
-    methods = [name for name in ("call", "__call__", "_merge_function") if hasattr(kind, name)]
-    return (
-        isinstance(layer, kind)
-        and all(getattr(type(layer), name) is getattr(kind, name) for name in methods)
-        and "call" not in vars(layer)
-    )
+    return is_unchanged(node.operation, ResidualUnit, "call", "__call__")
 
 
 def is_addition(node):
     """Returns whether a node adds tensors of the graph: an `Add` layer, `ops.add` or `+`."""
-    is_add = _is_unchanged(node.operation, keras.layers.Add) or is_of_keras(node.operation, "Add")
-    return is_add and len(node.arguments) > 1
+    own = ("call", "__call__", "_merge_function")
+    is_layer = is_unchanged(node.operation, keras.layers.Add, *own)
+    return (is_layer or is_of_keras(node.operation, "Add")) and len(node.arguments) > 1
 
 
 def is_residual_sum(node):
@@ -215,10 +193,8 @@ def is_residual_sum(node):
 
 
 def _summands(nodes, addition):
-    """Returns the summands of an addition, and the nodes of the additions that were expanded.
-
-    A summand that is itself a sum, and is used only here, is replaced by its own summands.
-    """
+    """Returns the summands of an addition, and the nodes of the additions that were expanded."""
+    # A summand that is itself a sum, and is used only here, is replaced by its own summands.
     uses = collections.Counter(id(tensor) for node in nodes for tensor in node.arguments)
     sums = {id(node.outputs[0]): node for node in nodes if is_residual_sum(node)}
     summands, taken_apart = [], [addition]
@@ -232,11 +208,7 @@ def _summands(nodes, addition):
 
 
 def _block_of_sum(graph, begin, end):
-    """Returns the block between two places that ends in an addition, or `None`.
-
-    With two summands, shortcut and branch are told apart by size. With more of them, one must be
-    the state itself.
-    """
+    """Returns the block between two places that ends in an addition, or `None`."""
     nodes, addition = graph.nodes[begin.index + 1 : end.index], graph.nodes[end.index]
     summands, sums = _summands([*nodes, addition], addition)
     origins = [_origin(nodes, tensor) is begin.tensor for tensor in summands]
@@ -247,6 +219,7 @@ def _block_of_sum(graph, begin, end):
         if not any(id(tensor) in made for tensor in branches):
             return None
         return _FoundBlock(begin, end, IDENTITY, carried, branches, sums)
+    # Two summands are told apart by size; of more, one must be the state itself.
     operands, sums = addition.arguments, (addition,)
     if len(operands) > 2 or not all(id(tensor) in made for tensor in operands):
         return None
@@ -284,20 +257,10 @@ def _origin(nodes, tensor):
 
 def _is_identity(node):
     operation = node.operation
-    is_linear = isinstance(operation, keras.layers.Activation) and (
+    is_linear = isinstance(operation, layers.Activation) and (
         operation.activation is keras.activations.linear
     )
     return is_linear or type(operation) in (*SILENT, Entry)
-
-
-def path_to(nodes, *tensors):
-    """Returns the nodes that lead to some tensors."""
-    needed, path = set(map(id, tensors)), []
-    for node in reversed(nodes):
-        if any(id(output) in needed for output in node.outputs):
-            path.append(node)
-            needed |= {id(taken) for taken in node.inputs}
-    return path[::-1]
 
 
 def _is_plain(node):
@@ -329,10 +292,7 @@ def join_gaps(graph, trunk, found):
 
 
 def _before_entries(graph, trunk, place):
-    """Returns the place before a nested model casts the state to its own dtype.
-
-    This way states have one dtype, whether or not a block is in a nested model.
-    """
+    """Returns the place before a nested model casts the state to its own dtype."""
     index = trunk.index(place)
     while trunk[index].index > 0 and isinstance(graph.nodes[trunk[index].index].operation, Entry):
         index -= 1
@@ -355,11 +315,7 @@ class _Gap:
 
     @property
     def is_joined_whole(self):
-        """Whether the whole gap belongs to the block before it.
-
-        This is so if the next block adds its branch to the state after the gap, and the gap keeps
-        the shape and has only plain nodes.
-        """
+        """Whether the whole gap belongs to the block before it."""
         return (
             self.is_before_identity
             and self.start.tensor.shape == self.stop.tensor.shape
@@ -383,8 +339,9 @@ class _Gap:
 
 def other_anchor(unit):
     """Returns the error for a unit whose anchor is not the beginning of its stage."""
-    return ValueError(
-        "Argument `source` must hold units that are on the trunk and whose anchor is the state "
-        f"at which the shape-keeping blocks of their stage begin. Received: {unit.name}, whose "
-        "anchor is another tensor"
+    return ArgumentError(
+        "source",
+        "hold units that are on the trunk and whose anchor is the state at which the "
+        "shape-keeping blocks of their stage begin",
+        said=f"{unit.name}, whose anchor is another tensor",
     )

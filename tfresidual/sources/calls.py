@@ -19,14 +19,8 @@ from tfresidual.layers.subsampling import Subsampling
 
 # The layers of a unit that compute with nothing but their settings and weights.
 KNOWN = (
-    keras.layers.Conv2D,
-    PointwiseConvolution,
-    BatchNormalization,
-    LayerScale,
-    ReZero,
-    ScalarBias,
-    Subsampling,
-    *SHORTCUTS.values(),
+    *(keras.layers.Conv2D, PointwiseConvolution, BatchNormalization, LayerScale, ReZero),
+    *(ScalarBias, Subsampling, *SHORTCUTS.values()),
 )
 
 # What a chain calls of a unit, by the name of the part of a block.
@@ -59,13 +53,9 @@ class SharedCalls:
         return {name: SharedCall(self, unit, name) for name in METHODS}
 
     def compiled(self, unit, name, variables, states):
-        """Returns the compiled function of `(*states, *values of the variables)`.
+        """Returns the compiled function of `(*states, *values of the variables)` of a unit's kind.
 
-        Args:
-            unit: a unit of the kind.
-            name: the name of the part of a block.
-            variables: its variables.
-            states: `tf.TensorSpec`s of the states.
+        States are given by their specs, the function by the name of the part of a block.
         """
         known = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
         key = name, _kind_of(unit), *((tuple(spec.shape), spec.dtype) for spec in [*states, *known])
@@ -97,9 +87,8 @@ class SharedCall:
         in_graph = tf.inside_function() and all(isinstance(state, tf.Tensor) for state in states)
         shared = None
         if in_graph:
-            shared = self.shared(
-                [tf.TensorSpec([None, *state.shape[1:]], state.dtype) for state in states]
-            )
+            specs = [tf.TensorSpec([None, *state.shape[1:]], state.dtype) for state in states]
+            shared = self.shared(specs)
         if shared is None:
             return METHODS[self._name](self._unit, *states)
         function, values = shared
@@ -109,15 +98,20 @@ class SharedCall:
         return result
 
     def shared(self, states):
-        """Returns the compiled function for given `tf.TensorSpec`s, and the function of weights.
+        """Returns the compiled function for given `tf.TensorSpec`s, and a function of its weights.
 
-        Returns:
-            A tuple `(function, values)`: a concrete function of the states and of values, and the
-            function that returns these values. `None` if the unit shares no function.
+        It is a concrete function of the states and of what the other one returns; `None` if the
+        unit shares no function.
         """
-        variables = _variables_of(self._unit)
-        if variables is None:
+        layers = _layers_of(self._unit)
+        if layers is None:
             return None
+        # In the order that all units of the kind have.
+        variables = [
+            variable
+            for _, layer in sorted(layers.items())
+            for variable in sorted(layer.variables, key=lambda one: one.path.split("/")[-1])
+        ]
         function = self._calls.compiled(self._unit, self._name, variables, states)
         return function, functools.partial(_values_of, variables)
 
@@ -142,28 +136,12 @@ def _layers_of(unit):
     return layers if all(type(layer) in KNOWN for layer in layers.values()) else None
 
 
-def _variables_of(unit):
-    """Returns the variables of a unit, in the order that all units of its kind have, or `None`."""
-    layers = _layers_of(unit)
-    if layers is None:
-        return None
-    return [
-        variable
-        for _, layer in sorted(layers.items())
-        for variable in sorted(layer.variables, key=lambda variable: variable.path.split("/")[-1])
-    ]
-
-
 def _kind_of(unit):
     """Returns a text that is the same for units that differ only in their weights."""
-    layers = {
-        role: [type(layer).__name__, _settings_of(layer)]
-        for role, layer in _layers_of(unit).items()
-    }
+    layers = {}
+    for role, layer in _layers_of(unit).items():
+        config = layer.get_config().items()
+        settings = {name: value for name, value in config if not name.endswith(IDLE)}
+        layers[role] = [type(layer).__name__, settings]
     own = [unit.layout, unit.strides, unit.dtype_policy.name, unit.data_format, layers]
     return json.dumps(own, sort_keys=True, default=repr)
-
-
-def _settings_of(layer):
-    config = layer.get_config()
-    return {name: value for name, value in config.items() if not name.endswith(IDLE)}

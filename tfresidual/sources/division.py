@@ -3,30 +3,15 @@
 TensorFlow only.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
 
-from tfresidual.sources.blocks import (
-    IDENTITY,
-    blocks_of,
-    is_residual_sum,
-    join_gaps,
-    path_to,
-    trunk_of,
-)
-from tfresidual.sources.graph import Graph, replay
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tfresidual.sources.graph import Node
+from tfresidual.sources.blocks import IDENTITY, blocks_of, is_residual_sum, join_gaps, trunk_of
+from tfresidual.sources.graph import Graph, path_to, replay
 
 # What a branch is, by the names of the classes in it.
 KINDS = {
@@ -49,12 +34,12 @@ class Division:
     """A graph divided into stem, blocks and head.
 
     Attributes:
-        whole: the `Graph` of the model.
+        whole: the graph of the model.
         graph: the part of it from the beginning of the trunk on.
-        trunk: list of the places on the trunk, see `tfresidual.sources.blocks.trunk_of`.
-        blocks: list of the blocks on it, in order, with the gaps between them assigned.
-        valid: the `keras.KerasTensor` that says which positions of the states are not padding,
-            `(images, positions)`, or `None`; see `tfresidual.sources.padding`.
+        trunk: the places on the trunk, see `tfresidual.sources.blocks.trunk_of`.
+        blocks: the blocks on it, in order, with the gaps between them assigned.
+        valid: which positions of the states are not padding, `(images, positions)`, or `None`; see
+            `tfresidual.sources.padding`.
         outputs_at_positions: see `tfresidual.routing.Chain`.
     """
 
@@ -89,7 +74,7 @@ class Division:
         return [node for node in nodes if id(node) not in stem]
 
 
-def divided(whole: Graph, is_chosen: Callable[[Node], bool] | None = None) -> Division | None:
+def divided(whole, is_chosen=None):
     """Divides a graph into stem, blocks and head.
 
     The trunk begins at the inputs, or at the summand of a residual addition (or the input of a
@@ -97,13 +82,8 @@ def divided(whole: Graph, is_chosen: Callable[[Node], bool] | None = None) -> Di
     count. Of several trunks with the same number of blocks, that from the inputs is taken or, if
     it has fewer, the one that ends last: the decoder of an encoder and a decoder.
 
-    Args:
-        whole: a `Graph`.
-        is_chosen: function of a node that returns whether it is to be a block. By default, residual
-            additions are.
-
-    Returns:
-        A `Division`, or `None` if there is no block.
+    By default, residual additions are blocks; otherwise nodes that a function chooses. `None` if
+    there is no block.
     """
     graph = whole
     if len(whole.inputs) == 1 and any(node.reads_shapes_alone for node in whole.nodes):
@@ -111,7 +91,8 @@ def divided(whole: Graph, is_chosen: Callable[[Node], bool] | None = None) -> Di
     trunk, blocks = _blocks_from(graph, is_chosen)
     order = {id(node): index for index, node in enumerate(whole.nodes)}
     # With several inputs or masks, what is found from the inputs on may contain other paths.
-    known = [] if _may_have_context(whole) else blocks
+    is_single = len(whole.inputs) == 1 and keras.backend.is_float_dtype(whole.input.dtype)
+    known = blocks if is_single and not whole.has_masks else []
     most = len(known) or sum(map(_adds_to_state, blocks)), len(order)
     for first in _beginnings(graph, is_chosen, known):
         part = whole.since(first)
@@ -153,18 +134,7 @@ def _name(graph, blocks):
 
 
 def _part(graph, block, addition, counts):
-    """Returns the opened layers that a block is a part of, and which part.
-
-    Args:
-        graph: the `Graph`.
-        block: a block that ends in an opened layer.
-        addition: the `Node` that ends it.
-        counts: how many blocks end in an opened layer, by the id of the layer.
-
-    Returns:
-        A tuple of the layers, from the outermost to the innermost, of what the part is in general,
-        and of what it is more precisely.
-    """
+    """Returns the opened layers that a block is a part of, and which part."""
     *outer, layer = addition.inside
     own = _kind_of([layer])
     if outer and own and counts[id(layer)] == 1:
@@ -205,12 +175,6 @@ def _kind_of(layers):
     ]
 
 
-def _may_have_context(graph):
-    """Returns whether a model has several inputs, takes integers, or has masks."""
-    is_single = len(graph.inputs) == 1 and keras.backend.is_float_dtype(graph.input.dtype)
-    return not is_single or graph.has_masks
-
-
 def _adds_to_state(block):
     return block.shortcut in (IDENTITY, None)
 
@@ -221,13 +185,7 @@ def _blocks_from(graph, is_chosen):
 
 
 def _beginnings(graph, is_chosen, found):
-    """Yields tensors at which another trunk may begin, in order, each of them once.
-
-    Args:
-        graph: the `Graph` from the inputs on.
-        is_chosen: function of a node, see `divided`.
-        found: blocks in it. What is inside one of them begins no other trunk.
-    """
+    """Yields tensors at which another trunk may begin, in order, each of them once."""
     may_end = is_residual_sum if is_chosen is None else is_chosen
     inside = {
         id(node)
@@ -246,10 +204,8 @@ def _beginnings(graph, is_chosen, found):
 
 
 def _depends_on_state(graph, block):
-    """Returns whether the branch of a block depends on the state, and not just on its shape.
-
-    What adds positions to an embedding takes the embedding, but reads only its shape.
-    """
+    """Returns whether the branch of a block depends on the state, and not just on its shape."""
+    # What adds positions to an embedding takes the embedding, but reads only its shape.
     nodes = graph.nodes[block.begin.index + 1 : block.end.index]
     if block.carried is None or len(nodes) > LONGEST_CONSTANT:
         return True
@@ -279,11 +235,9 @@ def _depends_on_state(graph, block):
 
 
 def _reads_values(tensors, state):
-    """Returns whether tensors in a graph of TensorFlow read numbers of another tensor there.
-
-    They may have no gradient, as after `stop_gradient` or `round`. What is read inside functions
-    that the graph calls is not seen.
-    """
+    """Returns whether tensors in a graph of TensorFlow read numbers of another tensor there."""
+    # They may have no gradient, as after `stop_gradient`. Functions that the graph calls are not
+    # looked into.
     waiting, seen = list(tensors), set()
     while waiting:
         tensor = waiting.pop()

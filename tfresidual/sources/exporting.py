@@ -25,37 +25,33 @@ def export(
     """Writes a network as one SavedModel that can be served and probed later.
 
     The folder can be loaded by TensorFlow Serving and by `tf.saved_model.load`, without any code of
-    Keras, of this package or of the network, and by `tfresidual.chain`, for all probes. It has the
-    following signatures, where `images` is `(images, height, width, channels)`, or another shape
-    that the network takes, with any number of images:
+    Keras, of this package or of the network, and by `tfresidual.chain`, for all probes. Its
+    signatures take `images`, `(images, height, width, channels)` or another shape that the network
+    takes, with any number of images; see also "Serve and probe without the package":
 
     - `serving_default(images)` returns `outputs`.
     - `states(images)` returns the state `stem` and the state after every block by name, such as
       `stage1/block0`.
-    - `block_metrics(images, labels)` returns the metrics of `tfresidual.probes.block_metrics` for
-      each image and block, `(images, blocks)`; the gradient is computed inside. Labels are int64
-      class indices, `(images,)` or, for outputs `(images, positions, classes)`,
-      `(images, positions)`, where positions with a label below 0 are left out; or float32 rows if
-      an image has several labels or the loss takes rows. This signature is left out if the outputs
-      are not classes, or if the loss has no gradient or takes none of these labels.
+    - `block_metrics(images, labels)` returns the metrics of `tfresidual.probes.block_metrics`,
+      `(images, blocks)`. Labels are int64 class indices, `(images,)` or, for outputs `(images,
+      positions, classes)`, `(images, positions)`, where positions with a label below 0 are left
+      out; or float32 rows if an image has several labels or the loss takes rows. This signature is
+      left out if the outputs are not classes, or the loss has no gradient or takes no such labels.
     - `route(images, applications)` returns `outputs` when every block is applied the given number
-      of times: `applications` is int32 with one number per block, 0 to drop the block; it must be
-      1 for blocks that change the shape of the state.
+      of times: int32, one number per block, 0 to drop the block; 1 for blocks that change the shape
+      of the state.
     - `readout(images, stage, block)` returns `outputs` when the stage is left after that block.
     - `repeat_last_block(images, stage, times, scale)` returns `outputs` with `times` extra
       applications of the last block of the stage, in which its branch is multiplied by `scale`.
 
     Stages count from 1, blocks of a stage from 0. Unsupported requests raise TensorFlow's
-    `InvalidArgumentError`.
-
-    A network with several inputs has one argument per input in the place of `images`: for a dict,
+    `InvalidArgumentError`. A network with several inputs has one argument per input: for a dict,
     its keys; for a tuple or list, `images_0`, `images_1` and so on. Inputs are float32, but ids and
     masks for which the network declares an integer dtype or bool have that dtype. A size that the
-    network leaves open, such as the number of positions, is open in the signatures.
+    network leaves open is open in the signatures.
 
     Before anything is written, the functions are compared with the network itself on two random
-    images. The SavedModel is written to a temporary folder beside the target and then moved into
-    place.
+    images. The SavedModel is written to a temporary folder beside the target and then moved.
 
     Example:
 
@@ -68,8 +64,7 @@ def export(
         net: a network, or anything else that `tfresidual.chain` accepts.
         path: the folder to write. Its parent folders are created. TensorFlow cannot open a path
             with `[` or `\\`, which are parts of a pattern to it, or one that is not UTF-8.
-        probing: whether the functions for probing are written too. If not, the SavedModel can only
-            be served.
+        probing: whether the functions for probing are written too.
         overwrite: whether an existing SavedModel is replaced. Folders that hold anything else and
             symbolic links are never replaced.
 
@@ -80,9 +75,8 @@ def export(
             SavedModel.
         OSError: if the SavedModel cannot be written, for example because the disk is full.
         ValueError: if `net` cannot be probed, computes with something that a SavedModel cannot
-            hold, has an input whose name cannot be that of an argument or is that of another
-            argument, or differs by more than rounding from the functions to be written, or if
-            another argument cannot be used.
+            hold, has an input whose name cannot be that of an argument, or differs by more than
+            rounding from the functions to be written, or if another argument cannot be used.
     """
     check_bool("probing", probing)
     check_bool("overwrite", overwrite)

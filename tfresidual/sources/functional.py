@@ -10,33 +10,34 @@ positions, other inputs), at the tensor from which most blocks can be found. Wha
 it is the context of the chain.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
 from keras import ops
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.routing.agreement import sample_images
 from tfresidual.routing.chain import VALID_POSITIONS, Block, Chain, Stage
 from tfresidual.routing.losses import loss_of, note_of_loss
 from tfresidual.routing.sizes import with_sizes
-from tfresidual.sources.blocks import is_unit, other_anchor, path_to, shortcut_of_unit
-from tfresidual.sources.bounds import BOUNDED, bound_of_branch, notes_of_norms
+from tfresidual.sources.blocks import is_unit, other_anchor, shortcut_of_unit
 from tfresidual.sources.calls import SharedCalls
-from tfresidual.sources.graph import described, replay
+from tfresidual.sources.graph import described, path_to, replay
 from tfresidual.sources.one_output import arrangement_of
 from tfresidual.sources.origin import Origin
 from tfresidual.sources.outputs import kind_of, last_operation, outputs_of
-from tfresidual.sources.weights import parameters_of, variables_of, weights_by_role
+from tfresidual.sources.weights import (
+    BOUNDED,
+    bound_of_branch,
+    notes_of_norms,
+    parameters_of,
+    variables_of,
+    weights_by_role,
+)
 
-if TYPE_CHECKING:
-    from tfresidual.sources.division import Division
 
-
-def chain_of_division(model, division: Division, declared, reference, notes=()) -> Chain:
+def chain_of_division(model, division, declared, reference, notes=()):
     """Returns the chain of a model whose graph was divided into stem, blocks and head.
 
     The chain computes with the layers of the model itself, at inference, as `predict` does.
@@ -44,10 +45,9 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
     Args:
         model: the `keras.Model`.
         division: its `tfresidual.sources.division.Division`.
-        declared: `keras.KerasTensor`s of the shapes of inputs that the chain takes, in their
-            structure.
+        declared: `keras.KerasTensor`s of the inputs that the chain takes, in their structure.
         reference: see `tfresidual.routing.Chain`.
-        notes: tuple of str, see there.
+        notes: see there.
     """
     whole, graph, found = division.whole, division.graph, division.blocks
     last = last_operation(whole)
@@ -60,13 +60,16 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
         prepare()
     context = _Context(division)
     parts = _Parts(graph, context)
-    dtype = _dtype_of_states(found)
+    places = [place for block in found for place in (block.before, block.after)]
+    dtype = keras.backend.result_type(*(place.tensor.dtype for place in places))
+    formats = {getattr(node.operation, "data_format", None) for node in graph.nodes}
+    axis = 1 if "channels_first" in formats else -1
     shapes, dtypes = described(declared)
     losses = loss_of(model, kind_of(model, last))
     chain = Chain(
         name=model.name,
         stem=_stem(whole, found[0].before.tensor, dtype),
-        stages=_stages(parts, found, -1 if not _is_channels_first(graph) else 1, dtype),
+        stages=_stages(parts, found, axis, dtype),
         head=parts.between(found[-1].after, division.trunk[-1]),
         loss=losses,
         input_shape=shapes,
@@ -110,12 +113,7 @@ def _values_of_inputs(whole, images):
 
 
 class _Context:
-    """What blocks read beside the state, and how it is computed.
-
-    All of it has a leading axis of images in the chain, so that it can be cut and joined like the
-    states. A tensor that is one for all images, such as a bias by the distance of two positions, is
-    repeated for each of them.
-    """
+    """What blocks read beside the state, and how it is computed."""
 
     def __init__(self, division):
         whole = division.whole
@@ -135,23 +133,24 @@ class _Context:
             for name, tensor in zip(self.names, self.tensors, strict=True)
             if not tensor.shape or tensor.shape[0] != images
         }
-        self.nodes = path_to(whole.nodes, *self.tensors, *self._of_valid())
-
-    def _of_valid(self):
-        return [] if self.valid is None else [self.valid]
+        valid = [] if self.valid is None else [self.valid]
+        self.nodes = path_to(whole.nodes, *self.tensors, *valid)
 
     @property
     def function(self):
         """The function `images -> context`; `None` if there is no context."""
-        is_there = self.tensors or self.valid is not None
-        return with_sizes(self.compute) if is_there else None
+        return with_sizes(self.compute) if self.tensors or self.valid is not None else None
 
     def compute(self, images):
         count = ops.shape(keras.tree.flatten(images)[0])[0]
-        context = {
-            name: _repeated(value, count, name in self.shared)
-            for name, value in self._values(images).items()
-        }
+        context = self._values(images)
+        # All of it has an axis of images, so that it can be cut and joined like the states.
+        for name, value in context.items():
+            if name in self.shared:
+                value = ops.expand_dims(value, 0)
+            if value.shape[0] == 1:
+                value = ops.broadcast_to(value, (count, *ops.shape(value)[1:]))
+            context[name] = value
         if self.valid is not None:
             context[VALID_POSITIONS] = ops.cast(context[VALID_POSITIONS], "bool")
         return context
@@ -173,10 +172,11 @@ class _Context:
         for name in self.shared:
             one, other = (ops.convert_to_numpy(values[name]) for values in (some, others))
             if one.shape != other.shape or not np.allclose(one, other, equal_nan=True):
-                raise ValueError(
-                    "Argument `source` must be a model whose outputs for an image do not depend on "
-                    f"the other images. Received: source={model.name}, whose blocks read "
-                    f"'{name}', a tensor that all images share and that changes with them"
+                raise ArgumentError(
+                    "source",
+                    "be a model whose outputs for an image do not depend on the other images",
+                    said=f"source={model.name}, whose blocks read '{name}', a tensor that all "
+                    "images share and that changes with them",
                 )
 
     def split(self, arguments):
@@ -190,23 +190,8 @@ class _Context:
         }
 
 
-def _repeated(value, count, is_shared):
-    """Returns a tensor with a leading axis of images, for a number of them."""
-    if is_shared:
-        value = ops.expand_dims(value, 0)
-    if value.shape[0] != 1:
-        return value
-    return ops.broadcast_to(value, (count, *ops.shape(value)[1:]))
-
-
 def unit_parts(unit, takes_anchor, calls):
-    """Returns the parts of a residual unit for a chain, as keyword arguments of `Block`.
-
-    Args:
-        unit: the `tfresidual.layers.ResidualUnit`.
-        takes_anchor: whether its branch is joined to the anchor.
-        calls: the `tfresidual.sources.calls.SharedCalls` of the chain.
-    """
+    """Returns the parts of a residual unit for a chain, as keyword arguments of `Block`."""
     return calls.parts(unit) | {
         "takes_anchor": takes_anchor,
         "weights": unit.weights_by_role(),
@@ -218,29 +203,21 @@ def unit_parts(unit, takes_anchor, calls):
 def preparation(units):
     """Returns a function that updates the values kept by bounded units; `None` without such units.
 
-    The function refers to the units, not to their model, because callbacks keep chains only as long
-    as their model exists.
+    The function refers to the units, not to their model, see `graph.reference_of`.
     """
-    bounded = list(
-        {
-            id(unit): unit
-            for unit in units
-            if isinstance(unit, BOUNDED) or unit.lipschitz is not None
-        }.values()
-    )
+    bounded = {
+        id(unit): unit for unit in units if isinstance(unit, BOUNDED) or unit.lipschitz is not None
+    }
 
     def converge():
-        for unit in bounded:
+        for unit in bounded.values():
             unit.converge()
 
     return converge if bounded else None
 
 
 class _Parts:
-    """The functions of a chain, each from a part of its graph.
-
-    In a chain with a context, every function takes it as its last argument.
-    """
+    """The functions of a chain, each from a part of its graph."""
 
     def __init__(self, graph, context):
         self.graph, self.context, self.calls = graph, context, SharedCalls()
@@ -256,9 +233,8 @@ class _Parts:
     def inner(self, start, stop, dtype=None):
         """Returns the function `(state, known) -> result` from one place to another.
 
-        The result is cast to `dtype`, if given: all states of a chain have one dtype, the widest of
-        those in the graph, so that they can be held without loss. Every part of the chain casts
-        them to its own dtype.
+        All states of a chain have one dtype, the widest of those in the graph, so that they can be
+        held without loss. Every part of the chain casts them to its own.
         """
         nodes = self.graph.nodes[start.index + 1 : stop.index + 1]
         function = self.replayed(nodes, start.tensor, stop.tensor)
@@ -270,7 +246,7 @@ class _Parts:
         return lead
 
     def outer(self, function):
-        """Returns a function as the chain has it, from `(*states, known) -> result`."""
+        """Returns a function as the chain has it, with a context, if any, as its last argument."""
 
         def of_arguments(*arguments):
             states, known = self.context.split(arguments)
@@ -290,7 +266,7 @@ class _Parts:
         else:
             parts = unit_parts(found.unit, found.anchor is not None, self.calls)
             for name in ("apply", "branch", "join"):
-                parts[name] = _without_context(parts[name])
+                parts[name] = functools.partial(_without_context, parts[name])
             around = [node for node in nodes if node.operation is not found.unit]
             parts["weights"] |= weights_by_role(around)
         start = self.inner(found.before, found.begin)
@@ -341,13 +317,8 @@ class _Parts:
         return parts
 
 
-def _without_context(function):
-    return lambda *arguments: function(*arguments[:-1])
-
-
-def _dtype_of_states(found):
-    places = [place for block in found for place in (block.before, block.after)]
-    return keras.backend.result_type(*(place.tensor.dtype for place in places))
+def _without_context(function, *arguments):
+    return function(*arguments[:-1])
 
 
 def _stages(parts, found, axis, dtype):
@@ -373,10 +344,7 @@ def _stages(parts, found, axis, dtype):
 
 
 def _opens_stage(found, axis):
-    """Returns, for every block, whether a stage begins with it.
-
-    A block that changes only height and width opens a stage, unless the block after it opens one.
-    """
+    """Returns, for every block, whether a stage begins with it."""
     shapes = [block.after.tensor.shape for block in found]
     changes = [
         block.transition_from is not None or now[axis] != before[axis]
@@ -390,8 +358,3 @@ def _opens_stage(found, axis):
 
 def _sum(tensors, dtype):
     return functools.reduce(ops.add, (ops.cast(tensor, dtype) for tensor in tensors))
-
-
-def _is_channels_first(graph):
-    formats = {getattr(node.operation, "data_format", None) for node in graph.nodes}
-    return "channels_first" in formats

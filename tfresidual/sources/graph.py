@@ -5,29 +5,30 @@ import contextvars
 import dataclasses
 import functools
 import inspect
+import re
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import ops
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.layers import Repeated, UnsharedBatchNormalization
 from tfresidual.layers.applications import Counts
 from tfresidual.routing.agreement import SIZES
-from tfresidual.sources.reasons import said
+from tfresidual.sources.operations import is_unchanged, package_of
 
 # The function `(node, values)` that takes the place of `Node.applied` for as long as it is set.
 CALLER = contextvars.ContextVar("caller", default=None)
+# In the messages of errors: colours, what TensorFlow writes before the message itself, and lines of
+# Keras before it.
+_MARKS = re.compile(r"\x1b\[[0-9;]*m|\{\{.*?\}\}")
+_FRAME = re.compile(r"Exception encountered when calling|.* Error encountered:$")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weight:
-    """A weight among the arguments of a call.
-
-    Attributes:
-        variable: `keras.Variable`.
-        dtype: the dtype to which Keras casts it there, in mixed precision another than its own.
-    """
+    """A weight among the arguments of a call, and the dtype to which Keras casts it there."""
 
     variable: keras.Variable
     dtype: str
@@ -42,8 +43,8 @@ class Node:
         args: positional arguments, with tensors as `keras.KerasTensor`s, and weights that are given
             to an operation of `keras.ops` as `Weight`s.
         kwargs: keyword arguments.
-        outputs: the `keras.KerasTensor`s that it returns, as a tuple, and after them those of the
-            masks that it attaches to them.
+        outputs: the `keras.KerasTensor`s that it returns, and after them those of the masks that it
+            attaches to them.
         inside: the opened layers in which it is called, from the outermost to the innermost.
         masked: pairs of a tensor among the arguments and the mask attached to it, which the
             operation may read.
@@ -76,14 +77,7 @@ class Node:
         return self.arguments + [mask for _, mask in self.masked]
 
     def __call__(self, values):
-        """Calls the operation without training.
-
-        Args:
-            values: dict from the id of every tensor among the arguments to its value.
-
-        Returns:
-            A dict from the id of every tensor that the operation returns to its value.
-        """
+        """Calls the operation without training; takes and returns values of tensors by id."""
         for tensor, mask in self.masked:
             values[id(tensor)]._keras_mask = values[id(mask)]
         call = CALLER.get()
@@ -97,19 +91,35 @@ class Node:
         return {id(tensor): value for tensor, value in zip(self.outputs, results, strict=True)}
 
     def applied(self, values):
-        """Returns what the operation returns for the values of its arguments, see `__call__`."""
-
-        def value(leaf):
-            if isinstance(leaf, Weight):
-                return ops.cast(leaf.variable, leaf.dtype)
-            return values[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf
-
-        args, kwargs = keras.tree.map_structure(value, (self.args, self.kwargs))
+        """Returns what the operation returns for values of its arguments by id."""
+        args, kwargs = self.given(
+            lambda tensor: values[id(tensor)], lambda one: ops.cast(one.variable, one.dtype)
+        )
         # As in `predict`, which also overrides the `training` argument of the call in the graph.
         if isinstance(self.operation, keras.layers.Layer):
             kwargs = kwargs | {"training": False}
         with contextlib.nullcontext() if self.counts is None else self.counts.copy():
             return self.operation(*args, **kwargs)
+
+    def given(self, of_tensor, of_weight):
+        """Returns the arguments, with what functions return in place of tensors and weights."""
+
+        def replaced(leaf):
+            if isinstance(leaf, Weight):
+                return of_weight(leaf)
+            return of_tensor(leaf) if isinstance(leaf, keras.KerasTensor) else leaf
+
+        return keras.tree.map_structure(replaced, (self.args, self.kwargs))
+
+    def spec(self, of_tensor):
+        """Returns the `keras.KerasTensor`s of the outputs for others in place of the arguments.
+
+        Nothing is added to a layer.
+        """
+        args, kwargs = self.given(
+            of_tensor, lambda one: keras.KerasTensor(one.variable.shape, one.dtype)
+        )
+        return _spec_of(self.operation, args, kwargs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -190,31 +200,14 @@ class _Recorded(keras.Operation):
             )
 
 
-def spec_of_call(node, tensor_of):
-    """Returns the shapes and dtypes of what an operation returns, as `keras.KerasTensor`s.
-
-    Nothing is added to a layer.
-
-    Args:
-        node: a `Node`.
-        tensor_of: function of a tensor among the arguments that returns the one in its place.
-    """
-
-    def spec(leaf):
-        if isinstance(leaf, Weight):
-            return keras.KerasTensor(leaf.variable.shape, leaf.dtype)
-        return tensor_of(leaf) if isinstance(leaf, keras.KerasTensor) else leaf
-
-    args, kwargs = keras.tree.map_structure(spec, (node.args, node.kwargs))
-    return _spec_of(node.operation, args, kwargs)
-
-
 def _spec_of(operation, args, kwargs):
     """Returns what the method of an operation for the spec of its outputs returns."""
     if isinstance(operation, keras.layers.Layer):
         kwargs = {name: value for name, value in kwargs.items() if name != "training"}
         # A method for the output shape need not take all arguments of the call.
-        if _has_training(operation) and _takes(operation.compute_output_spec, "training"):
+        taken = inspect.signature(operation.compute_output_spec).parameters
+        has_any = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+        if _has_training(operation) and ("training" in taken or has_any):
             kwargs["training"] = False
     return operation.compute_output_spec(*args, **kwargs)
 
@@ -222,13 +215,6 @@ def _spec_of(operation, args, kwargs):
 def _has_training(operation):
     is_layer = isinstance(operation, keras.layers.Layer)
     return is_layer and "training" in inspect.signature(operation.call).parameters
-
-
-def _takes(function, name):
-    """Returns whether a function takes an argument of a given name."""
-    parameters = inspect.signature(function).parameters
-    has_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return name in parameters or has_any
 
 
 def graph_of(model, inputs=None):
@@ -250,31 +236,24 @@ def graph_of(model, inputs=None):
         ValueError: if the model has no such graph, or accepts none of the sizes that are tried.
     """
     if not has_graph(model):
-        raise ValueError(
-            "Argument `source` must be a functional `keras.Model`, or a `keras.Sequential` with "
-            f"a defined input. Received: source={model.name} of type {type(model).__name__}"
+        raise ArgumentError(
+            "source",
+            "be a functional `keras.Model`, or a `keras.Sequential` with a defined input",
+            said=f"source={model.name} of type {type(model).__name__}",
         )
     if len(model.outputs) != 1:
-        raise ValueError(
-            "Argument `source` must be a model with one output tensor, or argument `output` must "
-            "choose one of several, as `output=0`; callbacks are told by "
-            "`tfresidual.callbacks.use_blocks(model, output=...)`. "
-            f"Received: source={model.name} with {len(model.outputs)} outputs"
+        raise ArgumentError(
+            "source",
+            "be a model with one output tensor, or argument `output` must choose one of several, "
+            "as `output=0`; callbacks are told by "
+            "`tfresidual.callbacks.use_blocks(model, output=...)`",
+            said=f"source={model.name} with {len(model.outputs)} outputs",
         )
     known = model.inputs if inputs is None else keras.tree.flatten(inputs)
     shapes = [tensor.shape for tensor in known]
-    if all(None not in shape[1:] for shape in shapes):
-        try:
-            return _graph_for(model, shapes)
-        except (ValueError, TypeError) as error:
-            if inputs is None:
-                raise
-            raise ValueError(
-                f"Argument `inputs` must be inputs that {model.name} accepts; Keras says: "
-                f"{said(error)} Received: inputs of shape {shapes}"
-            ) from error
+    is_open = any(None in shape[1:] for shape in shapes)
     failures = []
-    for assumed in SIZES:
+    for assumed in SIZES if is_open else SIZES[:1]:
         sizes = [
             (shape[0], *(assumed if size is None else size for size in shape[1:]))
             for shape in shapes
@@ -283,11 +262,23 @@ def graph_of(model, inputs=None):
             return _graph_for(model, sizes)
         except (ValueError, TypeError) as error:
             failures.append(error)
-    raise ValueError(
-        f"Argument `source` must be a model that takes images of one of the sizes {SIZES}, or "
-        f"that has an input of known size; for {SIZES[0]}, Keras says: {said(failures[0])} "
-        f"Received: source={model.name} with an input of shape {shapes[0]}"
-    ) from failures[0]
+    first = failures[0]
+    if is_open:
+        raise ArgumentError(
+            "source",
+            f"be a model that takes images of one of the sizes {SIZES}, or that has an input of "
+            f"known size; for {SIZES[0]}, Keras says: {said(first)}",
+            said=f"source={model.name} with an input of shape {shapes[0]}",
+        ) from first
+    if inputs is None:
+        raise first
+    raise not_accepted(model, shapes, first) from first
+
+
+def not_accepted(model, shapes, error):
+    """Returns the error for inputs of some shapes that a model does not take."""
+    must = f"be inputs that {model.name} accepts; Keras says: {said(error)}"
+    return ArgumentError("inputs", must, said=f"inputs of shape {shapes}")
 
 
 def _graph_for(model, shapes):
@@ -297,7 +288,7 @@ def _graph_for(model, shapes):
     ]
     nodes, (output,) = _flattened(model, images)
     structure = keras.tree.pack_sequence_as(inputs_of(model), images)
-    return Graph(tuple(images), leading(nodes, output), output, structure)
+    return Graph(tuple(images), tuple(path_to(nodes, output)), output, structure)
 
 
 def inputs_of(model):
@@ -325,26 +316,18 @@ def has_graph(model):
     """Returns whether the graph of a model is known, and the model computes just that graph."""
     if not isinstance(model, keras.Model) or getattr(model, "inputs", None) is None:
         return False
-    if not _has_usual_call(model):
-        return False
-    graph_calls = (_functional_call(), keras.Sequential.call)
-    return type(model).call in graph_calls and "call" not in vars(model)
-
-
-def _has_usual_call(model):
-    """Returns whether calling a model is what Keras does, and then `call`.
-
-    That of the models in keras-hub only refuses strings before.
-    """
+    # The `__call__` of models of keras-hub refuses strings, and then does what that of Keras does.
     owner = next(kind for kind in type(model).__mro__ if "__call__" in vars(kind))
-    return owner.__module__.partition(".")[0] in ("keras", "keras_hub")
+    return package_of(owner) in ("keras", "keras_hub") and any(
+        is_unchanged(model, kind, "call") for kind in (_functional(), keras.Sequential)
+    )
 
 
 @functools.cache
-def _functional_call():
-    """Returns the `call` of functional models."""
+def _functional():
+    """Returns the class of functional models."""
     image = keras.Input((1,))
-    return type(keras.Model(image, image)).call
+    return type(keras.Model(image, image))
 
 
 def reference_of(model):
@@ -358,27 +341,6 @@ def reference_of(model):
     return functools.partial(keras.Model(inputs, model.outputs, name=model.name), training=False)
 
 
-def is_of_keras(operation, name):
-    """Returns whether an operation is the one of Keras with a given name, layer or `keras.ops`."""
-    kind = type(operation)
-    return kind.__name__ == name and kind.__module__.startswith("keras.")
-
-
-def replayed(nodes, source, target):
-    """Returns the function that computes the value of one tensor from that of another.
-
-    Args:
-        nodes: the `Node`s between them, in order; empty if both are the same tensor.
-        source: `keras.KerasTensor`, the only input of the nodes from outside.
-        target: `keras.KerasTensor`.
-    """
-
-    def function(value):
-        return replay(nodes, {id(source): value})[id(target)]
-
-    return function
-
-
 def replay(nodes, values):
     """Runs nodes in order and returns the values of all tensors by id, including those given."""
     values = dict(values)
@@ -387,19 +349,18 @@ def replay(nodes, values):
     return values
 
 
-def _rewrapped(model):
-    """Returns the same graph as a plain model, not compiled and not of a subclass."""
-    return keras.Model(model.inputs, model.outputs, name=model.name)
+def path_to(nodes, *tensors):
+    """Returns those of some nodes that lead to some tensors, as a list."""
+    needed, path = set(map(id, tensors)), []
+    for node in reversed(nodes):
+        if any(id(output) in needed for output in node.outputs):
+            path.append(node)
+            needed |= {id(taken) for taken in node.inputs}
+    return path[::-1]
 
 
 def _flattened(model, tensors, counts=None):
-    """Returns the nodes of a model that is called with some tensors, and the tensors it returns.
-
-    Args:
-        model: the `keras.Model`.
-        tensors: list of `keras.KerasTensor`s.
-        counts: the `Counts` of the repeated block that it is in, or `None`.
-    """
+    """Returns the nodes of a model that is called with some tensors, and the tensors it returns."""
     calls = []
 
     def record(recorded, *args, **kwargs):
@@ -413,7 +374,8 @@ def _flattened(model, tensors, counts=None):
         for tensor, own in zip(tensors, model.inputs, strict=True)
     ]
     traced = keras.models.clone_model(
-        _rewrapped(model),
+        # The same graph as a plain model, not compiled and not of a subclass.
+        keras.Model(model.inputs, model.outputs, name=model.name),
         input_tensors=inputs,
         clone_function=_Recorded,
         call_function=record,
@@ -441,10 +403,6 @@ def _expanded(node, counts):
 
     Nested models are flattened, blocks repeated, and a normalization with weights of its own for
     every application is replaced by that of the application.
-
-    Args:
-        node: a `Node`.
-        counts: see `_flattened`.
     """
     operation = node.operation
     if _can_be_flattened(node):
@@ -508,29 +466,27 @@ def _is_of_one_tensor(node):
 
 def _can_be_flattened(node):
     """Returns whether a node calls a nested model and can be replaced by the nodes of the model."""
-    model, is_masked = node.operation, _is_masked(node)
+    model = node.operation
     given = [*node.args, *(node.kwargs[name] for name in ("inputs",) if name in node.kwargs)]
-    if not has_graph(model) or is_masked or len(given) != 1:
+    if not has_graph(model) or _is_masked(node) or len(given) != 1:
         return False
     (inputs,) = given
-    is_plain = isinstance(inputs, keras.KerasTensor) or (
-        isinstance(inputs, (list, tuple))
-        and all(isinstance(tensor, keras.KerasTensor) for tensor in inputs)
-    )
-    own = inputs_of(model)
-    if isinstance(inputs, dict) and isinstance(own, dict):
-        is_plain = set(inputs) == set(own) and all(
-            isinstance(tensor, keras.KerasTensor) for tensor in inputs.values()
-        )
+    parts = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+    if isinstance(inputs, dict):
+        own = inputs_of(model)
+        parts = inputs.values() if isinstance(own, dict) and set(inputs) == set(own) else [None]
+    if not all(isinstance(part, keras.KerasTensor) for part in parts):
+        return False
     ranks = [len(tensor.shape) for tensor in node.inputs]
-    return is_plain and ranks == [len(tensor.shape) for tensor in model.inputs]
+    return ranks == [len(tensor.shape) for tensor in model.inputs]
 
 
-def leading(nodes, output):
-    """Returns the nodes that lead to a tensor, as a tuple."""
-    needed, kept = {id(output)}, []
-    for node in reversed(nodes):
-        if any(id(tensor) in needed for tensor in node.outputs):
-            kept.append(node)
-            needed |= {id(tensor) for tensor in node.inputs}
-    return tuple(reversed(kept))
+def said(error):
+    """Returns the first line of the message of an error of other code, or its class without one.
+
+    A line that ends in a colon is followed by the next one.
+    """
+    lines = [_MARKS.sub("", line).strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and not _FRAME.match(line)]
+    count = next((number for number, line in enumerate(lines, 1) if line[-1] != ":"), len(lines))
+    return " ".join(lines[:count]) or type(error).__name__

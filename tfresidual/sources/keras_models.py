@@ -1,49 +1,38 @@
 """Chains of Keras models: functional, sequential and subclassed, with layers whole or opened."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.routing.agreement import allowed_difference, difference, sample_images
 from tfresidual.routing.losses import note_of_loss
 from tfresidual.routing.outputs import named_outputs
-from tfresidual.sources.choosing import chooser
 from tfresidual.sources.division import divided
 from tfresidual.sources.functional import chain_of_division
-from tfresidual.sources.graph import has_graph, inputs_of, reference_of
+from tfresidual.sources.graph import has_graph, inputs_of, reference_of, said
+from tfresidual.sources.keras_inside import UnknownKerasError
 from tfresidual.sources.notes import (
     is_opaque,
     listed,
-    may_hide,
     no_block,
     note_of_context,
     notes_of,
     other_additions,
 )
 from tfresidual.sources.one_output import OneOutput, arrangement_of, with_output
+from tfresidual.sources.operations import chooser, may_hide
 from tfresidual.sources.origin import Origin
 from tfresidual.sources.padding import check_padding, with_padding
-from tfresidual.sources.reasons import said
 from tfresidual.sources.recording import (
     check_inputs,
     constants_of,
     graph_with_masks,
     recorded_model,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any, Literal
-
-    from tfresidual.routing.chain import Chain
-    from tfresidual.sources.choosing import Layers
-    from tfresidual.sources.division import Division
 
 # An opened model is recorded again, and compared with itself again, after this change of all its
 # weights: what was computed from weights while it was opened, and is now a number, does not follow
@@ -54,20 +43,11 @@ FROM_WEIGHTS = (
 )
 
 
-def chain_of_model(
-    model: keras.Model,
-    blocks: Layers | None = None,
-    open: bool | Layers | None = None,
-    inputs: Any = None,
-    padding: str | Literal[False] | None = None,
-    output: str | int | Sequence[str | int] | None = None,
-) -> Chain:
+def chain_of_model(model, blocks=None, open=None, inputs=None, padding=None, output=None):
     """Returns the chain of a Keras model whose residual additions are on one trunk.
 
-    The chain computes with the layers of the model itself, at inference, as `predict` does. A
-    subclassed model that is not built yet is built by a call; otherwise nothing is added to the
-    model or its layers, however often this function is called. Anything that the chain does not
-    show is described in its `notes`.
+    A subclassed model that is not built yet is built by a call; otherwise nothing is added to the
+    model or its layers. Anything that the chain does not show is described in its `notes`.
 
     A block reaches from the place where its branch begins to the addition, and includes what
     belongs to it on either side: an activation after the addition, if blocks with an identity
@@ -85,37 +65,19 @@ def chain_of_model(
     Of several trunks with as many blocks, the last one is taken. An encoder is computed as context
     of its decoder, and a note says so; `blocks` or `open` choose the encoder instead.
 
-    A `tfresidual.layers.Repeated` is replaced by the applications of its block, each with its own
-    weights of `tfresidual.layers.UnsharedBatchNormalization`.
-
     Layers written by others hide their additions. If no addition is seen, such layers are opened:
     they are called once with symbolic tensors, and the additions inside become blocks, such as
     `transformer_layer_0/attention` and `transformer_layer_0/mlp`. An opened model is compared with
     the model itself on random inputs, with its weights and with changed ones. If opening fails, or
     the outputs differ, layers become whole blocks, F = layer(h) - h, and a note says why.
 
-    Which positions of a sequence are padding is known from the mask that Keras attaches to the
-    first state or, failing that, from an input called `padding_mask`, `encoder_padding_mask`,
-    `decoder_padding_mask` or `attention_mask` that has the positions of the states. For an encoder
-    and a decoder, the name must begin like that of an input with the positions of the first state,
-    and padding leaves out labels only if the outputs have them, see `tfresidual.sources.axes`. A
-    note says what is padding, and also that it is not known if blocks read something beside states
-    with positions that depends on the inputs.
+    For which positions are padding, see `tfresidual.sources.padding`.
 
     Statistics that are set by `Normalization.adapt` are constants of the graph: an existing chain
     keeps the statistics, as well as the loss, that it was made with. Make a new chain after calling
     `adapt` or `compile`.
 
-    Args:
-        model: a `keras.Model`, compiled or not.
-        blocks: which layers are blocks, see `tfresidual.chain`, as for the other arguments.
-        open: which layers are opened.
-        inputs: a batch of inputs of the model, or `keras.KerasTensor`s in its structure.
-        padding: which input says what is padding.
-        output: which output is that of the chain, or which are; needed if there are several.
-
-    Returns:
-        A `tfresidual.routing.Chain`.
+    For the arguments, see `tfresidual.chain`.
 
     Raises:
         ValueError: if the model has several outputs and none is chosen, no block, a
@@ -125,7 +87,9 @@ def chain_of_model(
     check_padding(padding)
     if inputs is not None:
         check_inputs(inputs)
-        inputs = _arranged(model, inputs)
+        # What Keras refuses has an error of its own later.
+        with contextlib.suppress(ValueError):
+            inputs = arrangement_of(model).images(inputs) if has_graph(model) else inputs
     if output is not None:
         one, arrangement = with_output(model, output, inputs)
         chain = chain_of_model(one, blocks, open, inputs, padding)
@@ -138,9 +102,11 @@ def chain_of_model(
             notes=(*chain.notes, *note_of_loss(model)) if model.loss is not None else chain.notes,
         )
     if blocks is not None and open is not None:
-        raise ValueError(
-            "Arguments `blocks` and `open` must not both be given: a layer is a block as a whole, "
-            f"or is opened. Received: blocks={blocks!r}, open={open!r}"
+        raise ArgumentError(
+            ("blocks", "open"),
+            "not both be given: a layer is a block as a whole, or is opened",
+            blocks=blocks,
+            open=open,
         )
     if blocks is not None:
         return _of_blocks(model, blocks, inputs, padding)
@@ -158,42 +124,18 @@ def chain_of_model(
     raise no_block(whole, model, other_additions(whole), _opaque(whole))
 
 
-def _arranged(model, inputs):
-    """Returns inputs in the structure of those of a model, as far as Keras takes them for that."""
-    if not has_graph(model):
-        return inputs
-    # What Keras refuses has an error of its own later.
-    with contextlib.suppress(ValueError):
-        return arrangement_of(model).images(inputs)
-    return inputs
-
-
-def division_of(
-    model: keras.Model,
-    blocks: Layers | None = None,
-    open: bool | Layers | None = None,
-    inputs: Any = None,
-    padding: str | Literal[False] | None = None,
-    output: str | int | Sequence[str | int] | None = None,
-) -> Division:
-    """Returns the division that the chain of a model is made from, if no layers are opened.
-
-    Args:
-        model: a `keras.Model` of which `chain_of_model` makes a chain with the same arguments.
-        blocks: see there.
-        open: see there.
-        inputs: see there.
-        padding: see there.
-        output: see there.
+def division_of(model, blocks=None, open=None, inputs=None, padding=None, output=None):
+    """Returns the division that `chain_of_model` makes a chain from with the same arguments.
 
     Raises:
         ValueError: if layers are opened, or one of several outputs is chosen.
     """
     if output is not None:
-        raise ValueError(
-            "Argument `model` must have one output: the training step has the gradients of all "
-            f"losses together. Received: model={model.name} with output={output!r}; "
-            "`tfresidual.callbacks.BlockMetrics` measures the loss of one output"
+        raise ArgumentError(
+            "model",
+            "have one output: the training step has the gradients of all losses together",
+            said=f"model={model.name} with output={output!r}; "
+            "`tfresidual.callbacks.BlockMetrics` measures the loss of one output",
         )
     whole = graph_with_masks(model, inputs)
     if blocks is not None:
@@ -202,10 +144,11 @@ def division_of(
     else:
         division = None if open else divided(whole)
     if division is None:
-        raise ValueError(
-            "Argument `model` must have blocks that are seen without opening layers: additions in "
-            "its own graph, or whole layers, which `tfresidual.callbacks.use_blocks(model, "
-            f"blocks=...)` chooses. Received: model={model.name}"
+        raise ArgumentError(
+            "model",
+            "have blocks that are seen without opening layers: additions in its own graph, or "
+            "whole layers, which `tfresidual.callbacks.use_blocks(model, blocks=...)` chooses",
+            said=f"model={model.name}",
         )
     return with_padding(division, padding)[0]
 
@@ -218,7 +161,13 @@ def _of_blocks(model, blocks, inputs, padding):
         raise _not_found("blocks", blocks, model, whole, is_chosen.unused)
     division = divided(whole, lambda node: is_chosen(node.operation))
     if division is None:
-        raise _no_layer(model, whole, blocks)
+        raise ArgumentError(
+            "blocks",
+            "choose layers that return the shape they take, on one trunk: all paths from one to "
+            "the next pass through the state, except for what does not depend on it",
+            said=f"blocks={blocks!r} for {model.name}, whose layers are "
+            f"{listed(_by_class(_layers_of(whole)))}",
+        )
     used = {id(node.operation) for block in division.blocks for node in block.sums}
     others = listed(_by_class(layer for layer in chosen if id(layer) not in used))
     note = f"chosen layers that are no blocks: {others}; they change the shape or are off the trunk"
@@ -236,22 +185,15 @@ def _layers_of(graph):
 
 
 def _not_found(name, chosen, model, whole, unused):
-    """Returns the error for an argument that chooses no layer, or names of no layer.
-
-    Args:
-        name: the name of the argument, `"blocks"` or `"open"`.
-        chosen: its value.
-        model: the `keras.Model`.
-        whole: its graph, with whole layers.
-        unused: list of the names in the argument that no layer has.
-    """
+    """Returns the error for an argument that chooses no layer, or names of no layer."""
     layers = _layers_of(whole)
     known = listed(_by_class(layers if name == "blocks" else filter(may_hide, layers)))
     which = "which are" if name == "blocks" else "of which these may hide additions:"
     names = ", ".join(map(repr, unused))
-    return ValueError(
-        f"Argument `{name}` must choose layers of {model.name}, {which} {known or 'none'}. "
-        f"Received: {name}={chosen!r}" + (f", where no layer is called {names}" if names else "")
+    return ArgumentError(
+        name,
+        f"choose layers of {model.name}, {which} {known or 'none'}",
+        said=f"{name}={chosen!r}" + (f", where no layer is called {names}" if names else ""),
     )
 
 
@@ -290,25 +232,8 @@ def _by_class(layers):
     return names
 
 
-def _no_layer(model, whole, blocks):
-    known = listed(_by_class(_layers_of(whole)))
-    return ValueError(
-        "Argument `blocks` must choose layers that return the shape they take, on one trunk: all "
-        "paths from one to the next pass through the state, except for what does not depend on "
-        f"it. Received: blocks={blocks!r} for {model.name}, whose layers are {known}"
-    )
-
-
 def _of_opened(model, whole, opens, inputs, padding):
-    """Returns the chain of a model with layers opened, or with whole layers if that fails.
-
-    Args:
-        model: the `keras.Model`.
-        whole: its graph, with whole layers.
-        opens: the `tfresidual.sources.choosing.Chooser` of the layers to open.
-        inputs: see `chain_of_model`.
-        padding: see there.
-    """
+    """Returns the chain of a model with layers opened, or with whole layers if that fails."""
     chosen, reason = opens, None
     while chosen is not None:
         division, failure = _opened(model, chosen, inputs)
@@ -334,13 +259,7 @@ def _of_opened(model, whole, opens, inputs, padding):
 
 
 def _note_of_opened(division, inputs, reason):
-    """Returns the note on the layers that were opened.
-
-    Args:
-        division: the `Division`.
-        inputs: see `chain_of_model`.
-        reason: str, why others were not opened, or `None`.
-    """
+    """Returns the note on the layers that were opened."""
     names, structure = listed(_by_class(division.opened)), division.whole.structure
     shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape[1:]), structure)
     fixed = "" if inputs is None else f", for inputs of shape {shapes} only"
@@ -381,10 +300,7 @@ def _whole_layers(whole, opens):
 
 
 def _opened(model, opens, inputs):
-    """Returns the division with layers opened, and why it cannot be used, or `None` if it can.
-
-    The division is `None` if there is none.
-    """
+    """Returns the division with layers opened, and why it cannot be used, or `None` if it can."""
     try:
         graph, failures = recorded_model(model, inputs, opens)
         division = divided(graph)
@@ -403,9 +319,14 @@ def _opened(model, opens, inputs):
         division = divided(graph)
         if division is None:
             return None, "no residual addition was found in them"
-        if not _are_equal(constants_of(graph), constants_of(again)):
-            return division, FROM_WEIGHTS
-        return division, None
+        before, after = constants_of(graph), constants_of(again)
+        are_equal = len(before) == len(after) and all(
+            np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+            for one, other in zip(before, after, strict=True)
+        )
+        return division, None if are_equal else FROM_WEIGHTS
+    except UnknownKerasError:
+        raise
     except Exception as error:
         # Code written by others may raise any error on symbolic tensors.
         return None, said(error)
@@ -417,8 +338,7 @@ def _failure_of(chain, model):
     if images is None:
         return "the model accepts none of the inputs that were tried"
     allowed = allowed_difference(layer.compute_dtype for layer in model.layers)
-    after = " after a change of the weights"
-    for mapping, when in (([], ""), (_changed(model), after)):
+    for mapping, when in (([], ""), (_changed(model), " after a change of the weights")):
         try:
             with keras.StatelessScope(state_mapping=mapping):
                 found, expected = (named_outputs(f(images)) for f in (chain, chain.reference))
@@ -438,10 +358,3 @@ def _changed(model):
         for weight in model.weights
         if keras.backend.is_float_dtype(weight.dtype)
     ]
-
-
-def _are_equal(some, others):
-    return len(some) == len(others) and all(
-        np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-        for one, other in zip(some, others, strict=True)
-    )

@@ -24,8 +24,10 @@ import tensorflow as tf
 
 from tfresidual.routing.agreement import ALLOWED_OTHERWISE, allowed_difference
 from tfresidual.sources.graph import CALLER
+from tfresidual.sources.operations import package_of, unwrapped
 
-# What a layer does to a state, see `_kind`.
+# What a layer does to a state: it returns a bias plus what grows in proportion, or normalizes it,
+# with or without subtraction of the mean.
 PROPORTIONAL, CENTRED, PLAIN = "proportional", "centred", "plain"
 # The root mean square of states whose epsilon does not count.
 LARGE = 1e3
@@ -37,8 +39,8 @@ class Setting(NamedTuple):
     """How errors call the argument that asks for fixed statistics.
 
     Attributes:
-        advice: str, what the argument must be otherwise.
-        received: str, the argument.
+        advice: what the argument must be otherwise.
+        received: the argument.
     """
 
     advice: str
@@ -49,7 +51,7 @@ class _Statistics(NamedTuple):
     """What a normalization made of the states that it was given.
 
     Attributes:
-        is_centred: bool, whether it subtracts the mean of a state.
+        is_centred: whether it subtracts the mean of a state.
         multiple: the number per state that f(h) is multiplied by, see the top of this file; NaN
             where f(h) is 0 and does not show it.
     """
@@ -67,16 +69,9 @@ def frozen_normalizations(setting):
     Normalizations are layers, or operations of `keras.ops`; one that is written out, operation by
     operation, is not seen.
 
-    Args:
-        setting: a `Setting`.
-
-    Yields:
-        A dict, to which the statistics of the normalizations are added as they are called, for
-        `with_statistics`.
-
-    Raises:
-        ValueError: inside the context, if a layer may hold a normalization that is not of the form
-            above.
+    A dict is yielded, to which the statistics of the normalizations are added as they are called,
+    for `with_statistics`. Inside the context, an error is raised for a layer that may hold a
+    normalization that is not of the form above.
     """
     found = {}
 
@@ -100,9 +95,8 @@ def frozen_normalizations(setting):
 def with_statistics(found):
     """Gives normalizations the statistics of other states in what is called inside the context.
 
-    Args:
-        found: what `frozen_normalizations` yielded for the same part of a chain. States have the
-            shape of those that it was called on.
+    They are what `frozen_normalizations` yielded for the same part of a chain, of states of one
+    shape with those in the context.
     """
 
     def call(node, values):
@@ -119,13 +113,7 @@ def with_statistics(found):
 
 
 def check_found(found, name, setting):
-    """Raises a `ValueError` if no normalization was found.
-
-    Args:
-        found: what `frozen_normalizations` yielded for the head of a chain.
-        name: str, the name of the chain.
-        setting: a `Setting`.
-    """
+    """Raises a `ValueError` if no normalization was found in the head of a chain of some name."""
     if not found:
         raise ValueError(
             f"Argument {setting.advice} unless the chain was made of a Keras model with a layer in "
@@ -163,20 +151,16 @@ def _masked_like(made, other):
 
 def _may_normalize(operation):
     """Returns whether an operation is a normalization by its name, or cannot be looked into."""
-    while isinstance(operation, keras.layers.Wrapper):
-        operation = operation.layer
+    operation = unwrapped(operation)
     if isinstance(operation, (keras.Model, keras.layers.Lambda)):
         return True
     # Where its code is: a subclass may change nothing.
     kind = next(kind for kind in type(operation).__mro__ if "call" in vars(kind))
-    return kind.__module__.partition(".")[0] != "keras" or "Norm" in kind.__name__
+    return package_of(kind) != "keras" or "Norm" in kind.__name__
 
 
 def _kind_of(node, given, function, setting):
-    """Returns what an operation does to the state that it is given, see `_kind`.
-
-    Raises a `ValueError` for an operation of no such kind.
-    """
+    """Returns what an operation does to the state that it is given, see `_kind`."""
     kind = None
     if len(given) == len(node.outputs) == 1 and given[0].dtype.is_floating:
         # Code written by others may raise any error on states that are not those of a network.
@@ -201,11 +185,7 @@ def _drawn(state, seed, mean=0):
 
 
 def _kind(function, given, compute_dtype):
-    """Returns what a function does to random states of the shape of those given, or `None`.
-
-    It is `PROPORTIONAL` if it returns a bias plus what grows in proportion to the state; `CENTRED`
-    or `PLAIN` for a normalization with or without subtraction of the mean.
-    """
+    """Returns what a function does to random states of the shape of those given, or `None`."""
     # The means of the one are near 0, those of the other are not.
     state, other = _drawn(given, 0), _drawn(given, 1, mean=2)
     dtypes = {given.dtype.name, function(state).dtype.name, compute_dtype or given.dtype.name}
@@ -265,10 +245,7 @@ def _multiple(changed, linear):
 
 
 def _frozen(function, state, made, is_centred):
-    """Returns what a normalization made of a state, with the gradient of the linear part.
-
-    It returns the number per state that this part is multiplied by, too, see `_Statistics`.
-    """
+    """Returns what a normalization made of a state, with the gradient of the linear part."""
     linear, is_zero = _linear(function, state, is_centred)
     multiple = tf.stop_gradient(_multiple(_changed(function, state), linear))
     linear = tf.cast(multiple * linear, made.dtype)

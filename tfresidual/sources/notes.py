@@ -6,16 +6,15 @@ import collections
 
 import keras
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.sources.blocks import is_addition, is_residual_sum, is_unit, trunk_of
+from tfresidual.sources.operations import package_of, unwrapped
 
 
 def other_additions(graph, found=(), trunk=None):
     """Returns the names of the additions that are not blocks, by kind.
 
-    Args:
-        graph: the graph of the model.
-        found: the blocks in it.
-        trunk: the places of the trunk; by default, those of the trunk from the inputs on.
+    By default, there are no blocks, and the trunk is that from the inputs on.
     """
     known = {id(node) for block in found for node in block.sums}
     on_trunk = {id(place.tensor) for place in (trunk_of(graph) if trunk is None else trunk)}
@@ -34,26 +33,15 @@ def other_additions(graph, found=(), trunk=None):
     return others
 
 
-def may_hide(layer):
-    """Returns whether something is a layer written by others, which may contain additions."""
-    if not isinstance(layer, keras.layers.Layer) or isinstance(
-        layer, (keras.layers.Lambda, keras.layers.Wrapper)
-    ):
-        return False
-    return type(layer).__module__.partition(".")[0] not in ("keras", "tfresidual")
-
-
 def is_opaque(node):
     """Returns whether a node is a layer that may contain additions."""
-    layer = node.operation
-    while isinstance(layer, keras.layers.Wrapper):
-        layer = layer.layer
+    layer = unwrapped(node.operation)
     if not isinstance(layer, keras.layers.Layer):
         return False
-    kind = type(layer)
     if isinstance(layer, (keras.Model, keras.layers.Lambda)):
         return True
-    package = kind.__module__.partition(".")[0]
+    kind = type(layer)
+    package = package_of(kind)
     if getattr(keras.layers, kind.__name__, None) is kind or package == "tfresidual":
         return False
     # Other layers of Keras, such as those of its applications, are opaque if they could add two
@@ -71,12 +59,7 @@ def listed(names_by_kind):
 
 
 def notes_of(additions, opaque):
-    """Returns the notes of a chain, a tuple of str.
-
-    Args:
-        additions: names of the additions that are not blocks, by kind.
-        opaque: names of the layers that cannot be looked into, by class.
-    """
+    """Returns the notes on additions that are not blocks, and on opaque layers, as a tuple."""
     notes = []
     if additions:
         notes.append(
@@ -89,11 +72,7 @@ def notes_of(additions, opaque):
 
 
 def note_of_context(nodes):
-    """Returns the note on what the context of a chain contains, as a tuple; empty if it is plain.
-
-    Args:
-        nodes: those of the context, see `tfresidual.sources.division.Division.beside`.
-    """
+    """Returns the note on what the nodes of a context contain, as a tuple; empty if it is plain."""
     parts = collections.defaultdict(list)
     for node in nodes:
         if is_residual_sum(node) or is_unit(node):
@@ -109,15 +88,7 @@ def note_of_context(nodes):
 
 
 def no_block(graph, model, additions, opaque, reason=None):
-    """Returns the error for a model without blocks.
-
-    Args:
-        graph: the graph of the model.
-        model: the `keras.Model`.
-        additions: see `notes_of`.
-        opaque: see there.
-        reason: str, why opening layers did not help, or `None`.
-    """
+    """Returns the error for a model without blocks, and why opening layers did not help, if so."""
     found = f"additions: {listed(additions)}" if additions else "no addition"
     if opaque:
         found += f"; layers that may hide some: {listed(opaque)}"
@@ -125,8 +96,9 @@ def no_block(graph, model, additions, opaque, reason=None):
         found += f"; opening them did not help: {reason}"
     if any(keras.tree.flatten(node.kwargs.get("mask")) != [None] for node in graph.nodes):
         found += "; masks, which bypass every place where the other paths meet"
-    return ValueError(
-        "Argument `source` must be a model with residual additions on one trunk: of tensors of "
-        "one shape, where all paths from input to output meet. "
-        f"Received: source={model.name} with {found}"
+    return ArgumentError(
+        "source",
+        "be a model with residual additions on one trunk: of tensors of one shape, where all "
+        "paths from input to output meet",
+        said=f"source={model.name} with {found}",
     )

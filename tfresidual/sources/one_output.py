@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
+from keras import ops
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.routing.arrangement import Arrangement
 from tfresidual.routing.images import path_name
-from tfresidual.routing.losses import weights_of_losses
-from tfresidual.sources.graph import has_graph, inputs_of, outputs_of
-from tfresidual.sources.joined_outputs import JoinedArrangement, JoinedOutputs, joined_loss
-from tfresidual.sources.reasons import said
+from tfresidual.routing.losses import loss_of, weights_of_losses
+from tfresidual.sources.graph import has_graph, inputs_of, outputs_of, said
+from tfresidual.sources.outputs import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+# The attribute of joined outputs that holds the outputs themselves. Their logits, which Keras
+# stores on the tensor that a softmax returns, are needed for an accurate gradient.
+_PARTS = "_tfresidual_parts"
 
 
 def arrangement_of(model: keras.Model, outputs: Any = None, output: int = 0) -> Arrangement:
-    """Returns which inputs and labels Keras takes for a model.
+    """Returns which inputs and labels Keras takes for a model, of which one output is in question.
 
-    Args:
-        model: a `keras.Model`.
-        outputs: the structure of its outputs, needed for a model without a graph.
-        output: the number of the output in question.
+    The structure of the outputs is needed for a model without a graph.
     """
     inputs, names = None, None
     if has_graph(model):
@@ -46,12 +49,104 @@ def arrangement_of(model: keras.Model, outputs: Any = None, output: int = 0) -> 
     )
 
 
+class JoinedOutputs(keras.layers.Layer):
+    """Puts outputs `(images, ...)` side by side, as one row per image."""
+
+    def __init__(self) -> None:
+        # Of a cast copy of an output, the logits are lost.
+        super().__init__(autocast=False, dtype="float32")
+
+    def call(self, outputs: Sequence[Any]) -> Any:
+        rows = [ops.reshape(one, (-1, math.prod(one.shape[1:]))) for one in outputs]
+        joined = ops.concatenate([ops.cast(row, self.compute_dtype) for row in rows], axis=-1)
+        setattr(joined, _PARTS, list(outputs))
+        return joined
+
+
+class JoinedArrangement(Arrangement):
+    """An arrangement of which the labels of several outputs are taken, side by side.
+
+    Args:
+        arrangements: that of every one of these outputs.
+    """
+
+    def __init__(self, arrangements: Sequence[Arrangement]) -> None:
+        first = arrangements[0]
+        super().__init__(
+            first.inputs, first.is_checked, first.outputs, first.names, first.losses, first.output
+        )
+        self.arrangements = list(arrangements)
+        # The shapes of the labels of one image, which no row of numbers shows.
+        self.shapes: list[tuple[int, ...]] | None = None
+
+    def labels(self, labels: Any, weights: Any = None) -> tuple[tf.Tensor, Any]:
+        """Returns the labels of the outputs as rows of floats, and the sample weights of all.
+
+        Raises:
+            ValueError: if Keras refuses the structures, the outputs have different weights, or
+                their labels other shapes than those before.
+        """
+        pairs = [one.labels(labels, weights) for one in self.arrangements]
+        given = [tf.convert_to_tensor(of_output) for of_output, _ in pairs]
+        shapes = [tuple(one.shape[1:]) for one in given]
+        if self.shapes not in (None, shapes):
+            raise ArgumentError(
+                "data",
+                "hold labels of the same shapes in every run of a chain of several outputs",
+                said=f"labels of shapes {shapes} after {self.shapes}",
+            )
+        self.shapes = shapes
+        of_outputs = [one for _, one in pairs]
+        if any(not _are_same(one, of_outputs[0]) for one in of_outputs):
+            raise ArgumentError(
+                "data",
+                "hold the same sample weights for all outputs of a chain that has several, since "
+                "probes weigh images",
+                said="different ones",
+            )
+        rows = [
+            tf.reshape(tf.cast(one, tf.float32), [len(one), math.prod(one.shape[1:])])
+            for one in given
+        ]
+        return tf.concat(rows, axis=1), of_outputs[0]
+
+
+def joined_loss(
+    models: Sequence[keras.Model], arrangement: JoinedArrangement
+) -> Callable[[Any, Any], Any]:
+    """Returns the sum of the losses of models, of their labels and outputs side by side.
+
+    Every model has one output, and is compiled with its loss. The arrangement made the labels.
+    """
+    losses = [loss_of(model, kind_of(model)) for model in models]
+
+    def joined(labels: Any, outputs: Any) -> Any:
+        parts, shapes = getattr(outputs, _PARTS, None), arrangement.shapes
+        if parts is None or shapes is None:
+            raise ValueError("it takes the outputs of the model itself; export one output")
+        of_outputs = tf.split(labels, list(map(math.prod, shapes)), axis=1)
+        values = [
+            loss(ops.reshape(own, (-1, *shape)), part)
+            for loss, own, shape, part in zip(losses, of_outputs, shapes, parts, strict=True)
+        ]
+        return sum(ops.cast(one, "float32") for one in values)
+
+    return joined
+
+
+def _are_same(one, other):
+    if one is None or other is None:
+        return one is other
+    one, other = tf.convert_to_tensor(one), tf.convert_to_tensor(other)
+    return one.shape == other.shape and bool(tf.reduce_all(one == tf.cast(other, one.dtype)))
+
+
 class OneOutput(keras.Model):
     """A model without a graph of which one output is returned.
 
     Args:
         model: the `keras.Model`.
-        numbers: the number of the output, or those of several, which are put side by side.
+        numbers: that of the output, or those of several, which are put side by side.
     """
 
     def __init__(self, model: keras.Model, *numbers: int) -> None:
@@ -73,14 +168,8 @@ def with_output(
 ) -> tuple[keras.Model, Arrangement]:
     """Returns a model that has one of the outputs of another model, and the loss of that.
 
-    Args:
-        model: a `keras.Model`.
-        output: the name or the number of the output, or those of several, see `tfresidual.chain`.
-        inputs: a batch of inputs, for a model without a graph.
-
-    Returns:
-        A tuple of the model, which is made of the same layers, and of the arrangement of the
-        inputs and labels of the whole model.
+    It is made of the same layers; with it comes the arrangement of the inputs and labels of the
+    whole model. For the arguments, see `tfresidual.chain`.
 
     Raises:
         ValueError: if there is no such output, it has several losses, or some outputs cannot be
@@ -92,22 +181,21 @@ def with_output(
     numbers = [_number(model, structure, one) for one in output]
     tensors = keras.tree.flatten(structure)
     if len(set(numbers)) != len(numbers) or len(numbers) < 2:
-        raise ValueError(
-            "Argument `output` must be one output, or hold two or more different ones. "
-            f"Received: output={output!r}"
-        )
+        raise ArgumentError("output", "be one output, or hold two or more different ones", output)
     for number in numbers:
         if len(tensors[number].shape) > 2 or None in tensors[number].shape[1:]:
-            raise ValueError(
-                "Argument `output` must hold outputs without positions, `(images, numbers)`, to "
-                "take them together: what of a sequence counts is known for one output alone. "
-                f"Received: output={output!r}, with shape {tuple(tensors[number].shape)}"
+            raise ArgumentError(
+                "output",
+                "hold outputs without positions, `(images, numbers)`, to take them together: "
+                "what of a sequence counts is known for one output alone",
+                said=f"output={output!r}, with shape {tuple(tensors[number].shape)}",
             )
     parts = [_of_output(model, structure, number) for number in numbers]
     if not all(one.compiled for one, _ in parts):
-        raise ValueError(
-            "Argument `output` must hold outputs for which the model was compiled with a loss. "
-            f"Received: output={output!r} for {model.name}"
+        raise ArgumentError(
+            "output",
+            "hold outputs for which the model was compiled with a loss",
+            said=f"output={output!r} for {model.name}",
         )
     if has_graph(model):
         joined = JoinedOutputs()([tensors[number] for number in numbers])
@@ -128,38 +216,37 @@ def _of_output(model, structure, number):
         one = OneOutput(model, number)
         one.built = True
     arrangement = arrangement_of(model, structure, number)
-    if model.compiled and model.loss is not None:
-        _compile(one, model, arrangement)
-    return one, arrangement
-
-
-def _compile(one, model, arrangement):
-    """Compiles a model of one output with the loss of that output and its weight."""
+    if not model.compiled or model.loss is None:
+        return one, arrangement
     labels = keras.tree.map_structure(lambda _: tf.zeros([1, 1]), arrangement.outputs)
     try:
         given, weight = arrangement.read(model.loss, labels, loss_weights=weights_of_losses(model))
     except Exception as error:
         # Keras raises errors of many kinds.
-        raise ValueError(
-            "Argument `source` must be a model whose losses belong to its outputs. Keras says: "
-            f"{said(error)} Received: source={model.name} with loss={model.loss!r}"
+        raise ArgumentError(
+            "source",
+            f"be a model whose losses belong to its outputs. Keras says: {said(error)}",
+            said=f"source={model.name} with loss={model.loss!r}",
         ) from error
     if len(given) > 1:
-        raise ValueError(
-            "Argument `output` must be an output with one loss, since a probe follows one "
-            f"gradient. Received: an output of {model.name} with {len(given)} losses"
+        raise ArgumentError(
+            "output",
+            "be an output with one loss, since a probe follows one gradient",
+            said=f"an output of {model.name} with {len(given)} losses",
         )
     if given:
         one.compile(loss=given[0][0], loss_weights=[weight])
+    return one, arrangement
 
 
 def _structure_of(model, inputs):
     """Returns the outputs of a model without a graph, as symbolic tensors in their structure."""
     if inputs is None:
-        raise ValueError(
-            "Argument `inputs` must be a batch of inputs, or `keras.KerasTensor`s of their shapes, "
-            "to choose an output of a model that is no functional `keras.Model`. "
-            f"Received: inputs=None for {model.name}"
+        raise ArgumentError(
+            "inputs",
+            "be a batch of inputs, or `keras.KerasTensor`s of their shapes, to choose an output "
+            "of a model that is no functional `keras.Model`",
+            said=f"inputs=None for {model.name}",
         )
     zeros = keras.tree.map_structure(lambda one: tf.zeros([1, *one.shape[1:]], one.dtype), inputs)
     outputs = model(zeros, training=False)
@@ -177,8 +264,9 @@ def _number(model, structure, output):
         if isinstance(output, str) and list(names).count(output) == 1:
             return list(names).index(output)
     known = list(dict.fromkeys(name for name in (*paths, *layers) if name and not name.isdigit()))
-    raise ValueError(
-        f"Argument `output` must be an output of {model.name}: one of the names "
-        f"{', '.join(map(repr, known))}, or a number from 0 to {len(paths) - 1}. "
-        f"Received: output={output!r}"
+    raise ArgumentError(
+        "output",
+        f"be an output of {model.name}: one of the names {', '.join(map(repr, known))}, or a "
+        f"number from 0 to {len(paths) - 1}",
+        output,
     )

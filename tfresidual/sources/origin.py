@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import weakref
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,8 @@ class Origin:
             before = self._parts[what]
             if what == "graph" and model is None:
                 continue
-            if len(now) != len(before) or not all(map(_is_same, now, before)):
+            is_equal = operator.eq if what == "dtype policies" else operator.is_
+            if len(now) != len(before) or not all(map(is_equal, now, before)):
                 return what
         setting = self._changed_setting(model, call)
         if setting is not None:
@@ -101,19 +103,10 @@ def _loss_of(model):
     return settings_inside("loss", [model.loss, weights_of_losses(model)])
 
 
-def _is_same(one, other):
-    return one is other or (isinstance(one, str) and one == other)
-
-
 def _parts_of(model, layers):
-    """Returns lists of what the structure of a model is, by name.
-
-    Args:
-        model: the `keras.Model`, or `None` if it is gone.
-        layers: its layers, if it is gone.
-    """
+    """Returns lists of what the structure of a model is, by name."""
     layers = layers if model is None else model.layers
-    flat = _all_of(layers)
+    flat = [inner for layer in layers for inner in layer._flatten_layers()]
     models = [model, *(layer for layer in flat if isinstance(layer, keras.Model))]
     return {
         "layers": flat,
@@ -121,8 +114,3 @@ def _parts_of(model, layers):
         "dtype policies": [layer.dtype_policy.name for layer in flat],
         "graph": [tensor for one in models for tensor in getattr(one, "outputs", None) or []],
     }
-
-
-def _all_of(layers):
-    """Returns layers and all layers inside them, as a list."""
-    return [inner for layer in layers for inner in layer._flatten_layers()]

@@ -5,7 +5,7 @@ import numpy as np
 from keras import ops
 
 from tfresidual.routing.losses import single
-from tfresidual.sources.graph import is_of_keras
+from tfresidual.sources.operations import is_of_keras, unwrapped
 
 # The kinds of probabilities that a last activation can return.
 PROBABILITIES = ("probabilities", "label_probabilities")
@@ -16,38 +16,33 @@ _KINDS = {
 }
 # Inputs by which activations can be told apart.
 _ROWS = np.array([[-9.0, 0.0, 9.0, 0.0], [1.0, 2.0, -3.0, 0.5]], "float32")
+_OF = keras.losses
 _BINARY_CROSS_ENTROPIES = (
-    *(keras.losses.BinaryCrossentropy, keras.losses.binary_crossentropy),
-    *(keras.losses.BinaryFocalCrossentropy, keras.losses.binary_focal_crossentropy),
+    *(_OF.BinaryCrossentropy, _OF.binary_crossentropy),
+    *(_OF.BinaryFocalCrossentropy, _OF.binary_focal_crossentropy),
 )
 _LABEL_LOSSES = (
     *_BINARY_CROSS_ENTROPIES,
-    *(keras.losses.Hinge, keras.losses.hinge),
-    *(keras.losses.SquaredHinge, keras.losses.squared_hinge),
+    *(_OF.Hinge, _OF.hinge, _OF.SquaredHinge, _OF.squared_hinge),
 )
 _LOSSES_OF_PROBABILITIES = (
     *_BINARY_CROSS_ENTROPIES,
-    *(keras.losses.CategoricalCrossentropy, keras.losses.categorical_crossentropy),
-    *(keras.losses.SparseCategoricalCrossentropy, keras.losses.sparse_categorical_crossentropy),
-    *(keras.losses.CategoricalFocalCrossentropy, keras.losses.categorical_focal_crossentropy),
-    keras.losses.CategoricalGeneralizedCrossEntropy,
-    keras.losses.categorical_generalized_cross_entropy,
-    *(keras.losses.KLDivergence, keras.losses.kl_divergence),
+    *(_OF.CategoricalCrossentropy, _OF.categorical_crossentropy),
+    *(_OF.SparseCategoricalCrossentropy, _OF.sparse_categorical_crossentropy),
+    *(_OF.CategoricalFocalCrossentropy, _OF.categorical_focal_crossentropy),
+    *(_OF.CategoricalGeneralizedCrossEntropy, _OF.categorical_generalized_cross_entropy),
+    *(_OF.KLDivergence, _OF.kl_divergence),
 )
 _REGRESSIONS = (
-    *(keras.losses.MeanSquaredError, keras.losses.mean_squared_error),
-    *(keras.losses.MeanAbsoluteError, keras.losses.mean_absolute_error),
-    *(keras.losses.MeanAbsolutePercentageError, keras.losses.mean_absolute_percentage_error),
-    *(keras.losses.MeanSquaredLogarithmicError, keras.losses.mean_squared_logarithmic_error),
-    *(keras.losses.Huber, keras.losses.huber),
-    *(keras.losses.LogCosh, keras.losses.log_cosh),
-    *(keras.losses.CosineSimilarity, keras.losses.cosine_similarity),
-    *(keras.losses.Poisson, keras.losses.poisson),
+    *(_OF.MeanSquaredError, _OF.mean_squared_error, _OF.MeanAbsoluteError, _OF.mean_absolute_error),
+    *(_OF.MeanAbsolutePercentageError, _OF.mean_absolute_percentage_error),
+    *(_OF.MeanSquaredLogarithmicError, _OF.mean_squared_logarithmic_error),
+    *(_OF.Huber, _OF.huber, _OF.LogCosh, _OF.log_cosh),
+    *(_OF.CosineSimilarity, _OF.cosine_similarity, _OF.Poisson, _OF.poisson),
 )
 # Pooling layers, which return means of probabilities.
 _MEANS = (
-    keras.layers.GlobalAveragePooling1D,
-    keras.layers.GlobalAveragePooling2D,
+    *(keras.layers.GlobalAveragePooling1D, keras.layers.GlobalAveragePooling2D),
     keras.layers.GlobalAveragePooling3D,
 )
 
@@ -72,9 +67,6 @@ def outputs_of(model, last=None):
     Args:
         model: a `keras.Model` with one output.
         last: the layer or operation that returns the outputs, by default the model's last layer.
-
-    Returns:
-        `"probabilities"`, `"logits"`, `"label_probabilities"`, `"label_logits"` or `"values"`.
     """
     kind = kind_of(model, last)
     if kind in PROBABILITIES:
@@ -93,13 +85,8 @@ def outputs_of(model, last=None):
 def last_operation(graph):
     """Returns the operation that determines the kind of the outputs of a graph.
 
-    Args:
-        graph: a `tfresidual.sources.graph.Graph`.
-
-    Returns:
-        The softmax or sigmoid after which nothing changes a probability (clipping, casting and
-        averaging count as no change); if there is none, the last operation that changes any
-        number.
+    It is the softmax or sigmoid after which nothing changes a probability (clipping, casting and
+    averaging count as no change) or, if there is none, the last operation that changes any number.
     """
     tensor, last = graph.output, None
     for node in reversed(graph.nodes):
@@ -121,9 +108,7 @@ def last_operation(graph):
 def kind_of(model, last=None):
     """Returns the kind of what the last activation of a model returns; `None` if it is not known.
 
-    Args:
-        model: a `keras.Model` with one output.
-        last: the layer or operation that returns the outputs, by default the model's last layer.
+    `last` is the layer or operation that returns the outputs, by default the model's last layer.
     """
     return _kind_of_operation(model.layers[-1] if last is None else last)
 
@@ -133,8 +118,7 @@ def _is_one_of(loss, known):
 
 
 def _kind_of_operation(operation):
-    while isinstance(operation, keras.layers.Wrapper):
-        operation = operation.layer
+    operation = unwrapped(operation)
     if isinstance(operation, keras.layers.Softmax) or is_of_keras(operation, "Softmax"):
         return "probabilities" if operation.axis == -1 else None
     if not isinstance(operation, keras.layers.Layer):

@@ -1,30 +1,22 @@
-"""Which positions of the states of a model are padding."""
+"""Which positions of the states of a model are padding.
 
-from __future__ import annotations
+Padding leaves out labels only if the outputs have the positions of the states, see
+`tfresidual.sources.axes`. A note says what is padding, and also that it is not known if blocks read
+something beside states with positions that depends on the inputs.
+"""
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING
 
 import keras
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.routing.images import path_name
 from tfresidual.sources.axes import axes_of_positions, keep_positions
-from tfresidual.sources.blocks import path_to
-
-if TYPE_CHECKING:
-    from typing import Literal
-
-    from tfresidual.sources.division import Division
-    from tfresidual.sources.graph import Graph
+from tfresidual.sources.graph import path_to
 
 # The names of inputs that are nonzero where a position is valid, in keras-hub and elsewhere.
-MASK_NAMES = (
-    "encoder_padding_mask",
-    "decoder_padding_mask",
-    "padding_mask",
-    "attention_mask",
-)
+MASK_NAMES = ("encoder_padding_mask", "decoder_padding_mask", "padding_mask", "attention_mask")
 # Of a tensor without a name of its own.
 _UNNAMED = re.compile(r"keras_tensor(_\d+)?")
 _OTHER_POSITIONS = (
@@ -39,27 +31,27 @@ _OTHER_OUTPUTS = (
 _SINGLE = "images"
 
 
-def check_padding(padding: str | Literal[False] | None) -> None:
+def check_padding(padding):
     """Raises a `ValueError` unless an argument says which input is the padding mask."""
     if padding is not None and padding is not False and not isinstance(padding, str):
-        raise ValueError(
-            "Argument `padding` must be the name of an input that is nonzero where a position is "
-            f"valid, False if there is no padding, or None. Received: padding={padding!r}"
+        raise ArgumentError(
+            "padding",
+            "be the name of an input that is nonzero where a position is valid, False if there "
+            "is no padding, or None",
+            padding,
         )
 
 
-def with_padding(
-    division: Division, padding: str | Literal[False] | None
-) -> tuple[Division, tuple[str, ...]]:
+def with_padding(division, padding):
     """Returns a division with what is known of the padding of its states, and the notes on it.
 
-    Args:
-        division: the `tfresidual.sources.division.Division` of a model.
-        padding: see `_padding_of`.
+    It is the implicit mask of Keras at the first state or, failing that, an input with one of
+    `MASK_NAMES`, unless `padding` says another one, see `tfresidual.chain`. A note is made if
+    something is known, and if it is not known but possible.
 
     Raises:
-        ValueError: see there, and if `padding` names an input, and states have as many positions as
-            the first one that are others.
+        ValueError: if `padding` is not the name of an input with the positions of the states, or
+            states have as many positions as the first one that are others.
     """
     valid, notes = _padding_of(division, padding)
     has_slots = len(division.whole.output.shape) == 3
@@ -69,10 +61,11 @@ def with_padding(
     at_outputs = at_outputs or not has_slots
     if valid is not None and not are_kept:
         if padding is not None:
-            raise ValueError(
-                "Argument `padding` must be None or False for a model of which some states have as "
-                "many positions as the first one, but not the same ones. "
-                f"Received: padding={padding!r}"
+            raise ArgumentError(
+                "padding",
+                "be None or False for a model of which some states have as many positions as the "
+                "first one, but not the same ones",
+                padding,
             )
         valid, notes = None, (_OTHER_POSITIONS,)
     if valid is not None and not at_outputs:
@@ -80,24 +73,8 @@ def with_padding(
     return dataclasses.replace(division, valid=valid, outputs_at_positions=at_outputs), notes
 
 
-def _padding_of(
-    division: Division, padding: str | Literal[False] | None
-) -> tuple[keras.KerasTensor | None, tuple[str, ...]]:
-    """Returns which positions of the states are not padding, and the notes on it.
-
-    Args:
-        division: the `tfresidual.sources.division.Division` of a model.
-        padding: see `tfresidual.chain`. By default, it is the implicit mask of Keras at the first
-            state or, failing that, an input with one of `MASK_NAMES`, see `_by_name`.
-
-    Returns:
-        A tuple of a `keras.KerasTensor`, `(images, positions)`, or `None`, and a tuple of str. A
-        note is made if something is known, and if padding is not known but possible: states have
-        positions, and what is read beside them depends on the inputs.
-
-    Raises:
-        ValueError: if `padding` is not the name of an input with the positions of the states.
-    """
+def _padding_of(division, padding):
+    """Returns which positions of the states are not padding, and the notes on it."""
     state = division.blocks[0].before.tensor
     if isinstance(padding, str):
         return _named(division.whole, state, padding), (_note_of_input(padding),)
@@ -123,11 +100,10 @@ def _note_of_input(name):
     return f"padding: input {name!r}, where it is 0"
 
 
-def _inputs_by_name(whole: Graph):
+def _inputs_by_name(whole):
     """Returns the inputs of a graph by name, of which one input may have two.
 
-    Names are those of the keys and places in the structure of the inputs, and those that the inputs
-    have in a functional model.
+    Names are those of the keys and places in their structure, and those in a functional model.
     """
     paths = [path for path, _ in keras.tree.flatten_with_path(whole.structure)]
     pairs = list(zip(paths, whole.inputs, strict=True))
@@ -146,17 +122,19 @@ def _named(whole, state, name):
     """Returns the input that was named as padding mask."""
     names = _inputs_by_name(whole)
     if name not in names:
-        raise ValueError(
-            "Argument `padding` must be the name of an input, one of "
-            f"{', '.join(map(repr, names))}, or False. Received: padding={name!r}"
+        raise ArgumentError(
+            "padding",
+            f"be the name of an input, one of {', '.join(map(repr, names))}, or False",
+            name,
         )
     found = names[name]
     if len(state.shape) < 3 or not _has_positions_of(found, state):
         shapes = [("images", *tensor.shape[1:]) for tensor in (found, state)]
-        raise ValueError(
-            "Argument `padding` must be the name of an input `(images, positions)` with the "
-            "positions of the states `(images, positions, features)`. Received: "
-            f"padding={name!r} of shape {shapes[0]} for states of shape {shapes[1]}"
+        raise ArgumentError(
+            "padding",
+            "be the name of an input `(images, positions)` with the positions of the states "
+            "`(images, positions, features)`",
+            said=f"padding={name!r} of shape {shapes[0]} for states of shape {shapes[1]}",
         )
     return found
 

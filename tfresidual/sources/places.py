@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keras
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.networks import ResidualNetwork
-from tfresidual.sources.blocks import path_to
-from tfresidual.sources.graph import Entry, has_graph
+from tfresidual.sources.graph import Entry, has_graph, path_to
 from tfresidual.sources.keras_models import division_of
 
 if TYPE_CHECKING:
@@ -21,10 +21,9 @@ class Place:
     """A tensor that an operation of a model returns.
 
     Attributes:
-        operation: the layer, or the operation of `keras.ops`; each of them is equal to itself
-            alone.
-        call: int, which of the calls of the operation in one pass through the model, from 0.
-        output: int, which of the tensors that it returns, from 0.
+        operation: the layer, or the operation of `keras.ops`.
+        call: which of the calls of the operation in one pass through the model, from 0.
+        output: which of the tensors that it returns, from 0.
     """
 
     operation: keras.Operation
@@ -37,10 +36,10 @@ class PlacedBlock:
     """A block of a chain, and where its states pass in the model.
 
     Attributes:
-        block: the `tfresidual.routing.Block`.
-        before: the `Place` of the state that it takes; `None` if training computes no gradient
-            there, because no weight that leads to it is trained.
-        after: the `Place` of the state that it returns.
+        block: the block.
+        before: the place of the state that it takes; `None` if training computes no gradient there,
+            because no weight that leads to it is trained.
+        after: the place of the state that it returns.
     """
 
     block: Block
@@ -54,30 +53,50 @@ def places_of(model: keras.Model, chain: Chain, **options) -> list[PlacedBlock]:
     Args:
         model: a `ResidualNetwork`, or another functional `keras.Model` or `keras.Sequential`.
         chain: its chain.
-        **options: the arguments with which the chain was made, see `tfresidual.chain`.
+        **options: the arguments of `tfresidual.chain` with which it was made.
 
     Raises:
         ValueError: if the states are no tensors of the model's own graph, or some positions are
             padding.
     """
     if not has_graph(model):
-        raise ValueError(
-            "Argument `model` must be a functional `keras.Model` or a `keras.Sequential`: only "
-            "there is it known which tensors of the training step are the states. "
-            f"Received: model={model.name} of type {type(model).__name__}"
+        raise ArgumentError(
+            "model",
+            "be a functional `keras.Model` or a `keras.Sequential`: only there is it known which "
+            "tensors of the training step are the states",
+            said=f"model={model.name} of type {type(model).__name__}",
         )
     if isinstance(model, ResidualNetwork):
         return _of_residual_network(model, chain)
     division = division_of(model, **options)
     if division.valid is not None or division.whole.has_masks:
-        raise ValueError(
-            "Argument `model` must take inputs without padding, since the loss of a training step "
-            "weights them by how many of their positions count; `callbacks.BlockMetrics` measures "
-            f"such models. Received: model={model.name}, whose layers read masks of padding"
+        raise ArgumentError(
+            "model",
+            "take inputs without padding, since the loss of a training step weights them by how "
+            "many of their positions count; `callbacks.BlockMetrics` measures such models",
+            said=f"model={model.name}, whose layers read masks of padding",
         )
-    places = _Places(division)
+    calls: dict[int, int] = {}
+    makers: dict[int, Any] = {}
+    for node in division.whole.nodes:
+        call = calls[id(node.operation)] = calls.get(id(node.operation), -1) + 1
+        for output, tensor in enumerate(node.outputs):
+            makers[id(tensor)] = node, Place(node.operation, call, output)
+
+    def place_of(tensor):
+        """Returns the place of a tensor, or `None` if it is an input of the model."""
+        node, place = makers.get(id(tensor), (None, None))
+        # An entry is no operation of the model: a nested model begins there.
+        is_entry = node is not None and isinstance(node.operation, Entry)
+        return place_of(node.args[0]) if is_entry else place
+
+    def trained_place_of(tensor):
+        """Returns the place of a tensor, or `None` if no weight before it is trained."""
+        path = path_to(division.whole.nodes, tensor)
+        return place_of(tensor) if _are_trained(node.operation for node in path) else None
+
     return [
-        PlacedBlock(block, places.trained(found.before.tensor), places.of(found.after.tensor))
+        PlacedBlock(block, trained_place_of(found.before.tensor), place_of(found.after.tensor))
         for block, found in zip(chain.blocks, division.blocks, strict=True)
     ]
 
@@ -97,37 +116,6 @@ def _of_residual_network(network, chain):
         PlacedBlock(block, before and Place(before), Place(after))
         for block, (before, after) in zip(chain.blocks, pairs, strict=True)
     ]
-
-
-class _Places:
-    """The places of the tensors in a graph."""
-
-    def __init__(self, division):
-        self.nodes = division.whole.nodes
-        self.makers, calls = {}, {}
-        for index, node in enumerate(self.nodes):
-            call = calls[id(node.operation)] = calls.get(id(node.operation), -1) + 1
-            for output, tensor in enumerate(node.outputs):
-                self.makers[id(tensor)] = index, Place(node.operation, call, output)
-
-    def _made(self, tensor):
-        """Returns the index of the node that makes a tensor, and its place; `None` for an input."""
-        made = self.makers.get(id(tensor))
-        if made is not None and isinstance(made[1].operation, Entry):
-            # No operation of the model: it only stands for the beginning of a nested model.
-            return self._made(self.nodes[made[0]].args[0])
-        return made
-
-    def of(self, tensor):
-        """Returns the place of a tensor, or `None` if it is an input of the model."""
-        made = self._made(tensor)
-        return made and made[1]
-
-    def trained(self, tensor):
-        """Returns the place of a tensor, or `None` if no weight before it is trained."""
-        if not _are_trained(node.operation for node in path_to(self.nodes, tensor)):
-            return None
-        return self.of(tensor)
 
 
 def _are_trained(operations):

@@ -11,13 +11,12 @@ import functools
 import itertools
 import reprlib
 import threading
-import warnings
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import ops
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.layers import Repeated
 from tfresidual.layers.applications import counts_in_use
 from tfresidual.routing.agreement import drawn
@@ -30,138 +29,17 @@ from tfresidual.sources.graph import (
     graph_of,
     has_graph,
     inputs_of,
-    leading,
+    not_accepted,
+    path_to,
     replay,
+    said,
 )
-from tfresidual.sources.masks import may_mask
+from tfresidual.sources.keras_inside import UnknownKerasError, recording, silence
 from tfresidual.sources.one_output import OneOutput
-from tfresidual.sources.reasons import said
+from tfresidual.sources.operations import may_mask
 
 # Models are built by one thread at a time.
 _BUILDING = threading.RLock()
-_SWAPPED = {
-    "__add__": lambda one, other: ops.add(one, other),
-    "__radd__": lambda one, other: ops.add(other, one),
-    "__sub__": lambda one, other: ops.subtract(one, other),
-    "__rsub__": lambda one, other: ops.subtract(other, one),
-    "__mul__": lambda one, other: ops.multiply(one, other),
-    "__rmul__": lambda one, other: ops.multiply(other, one),
-    "__truediv__": lambda one, other: ops.true_divide(one, other),
-    "__rtruediv__": lambda one, other: ops.true_divide(other, one),
-    "__matmul__": lambda one, other: ops.matmul(one, other),
-    "__rmatmul__": lambda one, other: ops.matmul(other, one),
-}
-
-
-class _Thread(threading.local):
-    """What happens in one thread.
-
-    Attributes:
-        recorder: the `_Recorder` that records there, or `None`.
-        is_silent: whether warnings are dropped. `warnings.catch_warnings` would change those of all
-            threads, perhaps forever.
-    """
-
-    recorder = None
-    is_silent = False
-
-    def match(self, message):
-        """Returns whether a warning is dropped: Python asks this of its filters."""
-        return self.is_silent
-
-
-_THREAD = _Thread()
-_SILENCE = ("ignore", _THREAD, Warning, None, 0)
-
-
-class _Replacement:
-    """Replaces methods of Keras for as long as one thread or several record.
-
-    The methods that take their place do what the original ones do, except in a thread that records.
-    """
-
-    def __init__(self):
-        self._lock, self._users, self._kept = threading.Lock(), 0, []
-
-    def __enter__(self):
-        with self._lock:
-            if not self._users:
-                self._replace()
-            self._users += 1
-
-    def __exit__(self, *error):
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                self._restore()
-
-    def _replace(self):
-        layer, operation, variable = keras.layers.Layer, keras.Operation, keras.Variable
-        # What Keras keeps of a symbolic call would make the model grow, and refuses `None` among
-        # the results.
-        (node, *_) = keras.Input((1,), name="unused")._keras_history.operation._inbound_nodes
-        new = [(layer, "symbolic_call", _layer_call), (operation, "symbolic_call", _operation_call)]
-        new += [(type(node), "__init__", _no_node)]
-        new += [(variable, name, functools.partial(_swapped, name)) for name in _SWAPPED]
-        for owner, name, function in new:
-            self._kept.append((owner, name, vars(owner).get(name)))
-            setattr(owner, name, _in_recording(function, getattr(owner, name)))
-        if _SILENCE not in warnings.filters:
-            warnings.filters.insert(0, _SILENCE)
-
-    def _restore(self):
-        while self._kept:
-            owner, name, own = self._kept.pop()
-            delattr(owner, name) if own is None else setattr(owner, name, own)
-        with contextlib.suppress(ValueError):
-            warnings.filters.remove(_SILENCE)
-
-
-_REPLACEMENT = _Replacement()
-
-
-def _in_recording(function, original):
-    """Returns the method that calls a function in threads that record, and the original in others.
-
-    The function is called with the original, the recorder and the arguments.
-    """
-
-    def method(self, *args, **kwargs):
-        if _THREAD.recorder is None:
-            return original(self, *args, **kwargs)
-        return function(original, _THREAD.recorder, self, *args, **kwargs)
-
-    return method
-
-
-def _layer_call(original, recorder, layer, *args, **kwargs):
-    return recorder.call(layer, args, kwargs)
-
-
-def _operation_call(original, recorder, operation, *args, **kwargs):
-    if isinstance(operation, keras.layers.Layer):
-        return recorder.call(operation, args, kwargs)
-    return recorder.record(operation, args, kwargs)
-
-
-def _no_node(original, recorder, node, *args, **kwargs):
-    pass
-
-
-def _swapped(name, original, recorder, one, other):
-    is_symbolic = isinstance(other, keras.KerasTensor)
-    return _SWAPPED[name](one, other) if is_symbolic else original(one, other)
-
-
-@contextlib.contextmanager
-def _set(name, value):
-    """Sets an attribute of what happens in this thread."""
-    before = getattr(_THREAD, name)
-    setattr(_THREAD, name, value)
-    try:
-        yield
-    finally:
-        setattr(_THREAD, name, before)
 
 
 def recorded(function, inputs, is_opened, model=None):
@@ -176,33 +54,23 @@ def recorded(function, inputs, is_opened, model=None):
 
     Returns:
         A tuple of the `tfresidual.sources.graph.Graph`, and a dict of the reasons why layers could
-        not be opened, by layer.
-
-    Opened code may ask for the number of images, which symbolic tensors do not know. If `inputs`
-    have a number of images, it is taken out of the graph again, see `_for_any_number`.
+        not be opened, by layer. Opened code may ask for the number of images, which symbolic
+        tensors do not know. If `inputs` have one, it is taken out of the graph again.
 
     Raises:
         Exception: whatever the code of the function raises on symbolic tensors.
     """
     recorder = _Recorder(is_opened, model)
-    with _REPLACEMENT, _set("recorder", recorder):
+    with recording(recorder):
         output = function(inputs)
     if not isinstance(output, keras.KerasTensor):
         is_constant = tf.is_tensor(output)
         what = f"that returns {type(output).__name__}"
         what = "whose output does not depend on its inputs" if is_constant else what
-        raise ValueError(
-            f"Argument `source` must be a model that returns one tensor. Received: a model {what}"
-        )
-    graph = Graph(
-        inputs=tuple(keras.tree.flatten(inputs)),
-        nodes=_for_any_number(
-            leading(recorder.nodes, output), keras.tree.flatten(inputs)[0].shape[0]
-        ),
-        output=output,
-        structure=inputs,
-    )
-    return graph, recorder.failures
+        raise ArgumentError("source", "be a model that returns one tensor", said=f"a model {what}")
+    flat = tuple(keras.tree.flatten(inputs))
+    nodes = _for_any_number(path_to(recorder.nodes, output), flat[0].shape[0])
+    return Graph(flat, tuple(nodes), output, inputs), recorder.failures
 
 
 class _Recorder:
@@ -223,7 +91,7 @@ class _Recorder:
         if isinstance(layer, Repeated) and has_graph(layer.block):
             self.blocks.add(id(layer.block))
         if isinstance(layer, Repeated) or id(layer) in self.blocks:
-            # It stands for the single applications of its block.
+            # The single applications of its block are recorded.
             return layer.call(*args, **kwargs)
         if not self.is_opened(layer):
             return self.record(layer, args, kwargs)
@@ -261,19 +129,20 @@ class _Recorder:
                 if outputs is None:
                     raise
         outputs = keras.tree.map_structure(_dense, outputs)
-        flat = tuple(
-            tensor
-            for tensor in keras.tree.flatten(outputs)
-            if isinstance(tensor, keras.KerasTensor)
-        )
-        taken = _symbolic_of(args, kwargs)
+        leaves = keras.tree.flatten(outputs)
+        flat = tuple(leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor))
         masked, made = (), {}
         if isinstance(operation, keras.layers.Layer):
+            taken = _symbolic_of(args, kwargs)
             masked = tuple((one, mask) for one in taken if (mask := mask_of(one)) is not None)
         if masked or may_mask(operation):
             made = _follow_masks(operation, args, kwargs, flat)
         if not isinstance(operation, keras.layers.Layer):
-            args, kwargs = keras.tree.map_structure(_as_it_is_read, (args, kwargs))
+            # A weight has the dtype that it has inside the layer that is being called.
+            args, kwargs = keras.tree.map_structure(
+                lambda leaf: Weight(leaf, leaf.dtype) if isinstance(leaf, keras.Variable) else leaf,
+                (args, kwargs),
+            )
         node = Node(
             operation,
             args,
@@ -287,11 +156,6 @@ class _Recorder:
         )
         self.nodes.append(counted(node, counts_in_use()))
         return outputs
-
-
-def _as_it_is_read(leaf):
-    """Returns a weight with the dtype that it has inside the layer that is being called."""
-    return Weight(leaf, leaf.dtype) if isinstance(leaf, keras.Variable) else leaf
 
 
 def constants_of(graph):
@@ -313,12 +177,7 @@ def constants_of(graph):
 def _for_any_number(nodes, images):
     """Returns nodes that were recorded with a number of images as nodes for any number of them.
 
-    Args:
-        nodes: tuple of `Node`s.
-        images: int, a number that is the size of nothing else, or `None`.
-
-    Raises:
-        ValueError: if an operation needs the number itself.
+    The number is the size of nothing else, or `None`. A `ValueError` says what needs it.
     """
     if images is None:
         return nodes
@@ -341,29 +200,22 @@ def _for_any_number(nodes, images):
         if not isinstance(operation, keras.layers.Layer):
             operation = _operation_for_any_number(operation, node.outputs[0].shape, images)
         found.append(dataclasses.replace(node, operation=operation, args=args, kwargs=kwargs))
-    return tuple(found)
+    return found
 
 
 def _operation_for_any_number(operation, shape, images):
-    """Returns an operation of `keras.ops` that does not hold a number of images.
-
-    Args:
-        operation: the operation.
-        shape: the shape of its result.
-        images: the number.
-    """
-    held = {
-        name: value
+    """Returns an operation with a result of some shape that does not hold a number of images."""
+    held = [
+        name
         for name, value in vars(operation).items()
         if isinstance(value, (tuple, list)) and images in value
-    }
+    ]
     if not held:
         return operation
+    if held != ["newshape"] or shape.count(images) != 1 or None in shape:
+        raise ValueError(f"{type(operation).__name__} needs the number of images.")
     free = copy.copy(operation)
-    for name in held:
-        if name != "newshape" or shape.count(images) != 1 or None in shape:
-            raise ValueError(f"{type(operation).__name__} needs the number of images.")
-        free.newshape = tuple(-1 if size == images else size for size in shape)
+    free.newshape = tuple(-1 if size == images else size for size in shape)
     return free
 
 
@@ -394,16 +246,8 @@ def _follow_masks(layer, args, kwargs, results):
     """Gives symbolic tensors the masks that a call of a layer leaves on real ones.
 
     Some layers attach masks only to real tensors, and some remove those of their arguments. The
-    layer is therefore called with real tensors.
-
-    Args:
-        layer: a layer of Keras.
-        args: positional arguments of the call, with symbolic tensors.
-        kwargs: keyword arguments.
-        results: the symbolic tensors that it returns.
-
-    Returns:
-        A dict of the masks that the layer makes, by the index of the result.
+    layer is therefore called with real tensors. Returns the masks that it makes, as a dict by the
+    index of the result.
     """
     taken = _symbolic_of(args, kwargs)
     masks = list({id(mask): mask for one in taken if (mask := mask_of(one)) is not None}.values())
@@ -416,13 +260,12 @@ def _follow_masks(layer, args, kwargs, results):
         for one in taken:
             if mask_of(one) is not None:
                 values[id(one)]._keras_mask = values[id(mask_of(one))]
+        given, named = keras.tree.map_structure(
+            lambda leaf: values.get(id(leaf), leaf), (args, kwargs)
+        )
         # Not the layer itself: what it does with masks around its `call` also happens to symbolic
         # tensors.
-        found = layer.call(
-            *keras.tree.map_structure(lambda leaf: values.get(id(leaf), leaf), args),
-            **keras.tree.map_structure(lambda leaf: values.get(id(leaf), leaf), kwargs),
-        )
-        found = [one for one in keras.tree.flatten(found) if one is not None]
+        found = [one for one in keras.tree.flatten(layer.call(*given, **named)) if one is not None]
         for key, value in [*zip(results, found, strict=True), *((t, values[id(t)]) for t in taken)]:
             mask = mask_of(value)
             after[id(key)] = None if mask is None else known.get(id(mask), tuple(mask.shape))
@@ -431,7 +274,7 @@ def _follow_masks(layer, args, kwargs, results):
     taken = [one for one in taken if all(one is not mask for mask in masks)]
     specs = [tf.TensorSpec(one.shape, one.dtype) for one in (*taken, *masks)]
     # Keras warns whenever a layer drops a mask.
-    with _set("is_silent", True):
+    with silence():
         try:
             tf.function(run, input_signature=specs, autograph=False).get_concrete_function()
         except Exception:
@@ -468,11 +311,12 @@ def recorded_model(model, inputs, is_opened):
         given = _symbolic(inputs, declared, _unused_size(model))
         return recorded(functools.partial(_replayed, graph), given, is_opened)
     if inputs is None:
-        raise ValueError(
-            "Argument `source` must be a functional `keras.Model` or a `keras.Sequential` with a "
-            "defined input; for other models, such as subclassed ones, `inputs` must be a batch "
-            "of inputs, or `keras.KerasTensor`s of their shapes, with which the blocks are found. "
-            f"Received: source={model.name} of type {type(model).__name__}, inputs=None"
+        raise ArgumentError(
+            "source",
+            "be a functional `keras.Model` or a `keras.Sequential` with a defined input; for other "
+            "models, such as subclassed ones, `inputs` must be a batch of inputs, or "
+            "`keras.KerasTensor`s of their shapes, with which the blocks are found",
+            said=f"source={model.name} of type {type(model).__name__}, inputs=None",
         )
     with _BUILDING, _explained(model, inputs):
         if not model.built:
@@ -511,18 +355,16 @@ def _explained(model, inputs=None):
         yield
     except Exception as error:
         # Code written by others may raise any error on symbolic tensors.
-        if str(error).startswith("Argument `"):
+        if isinstance(error, UnknownKerasError) or str(error).startswith("Argument `"):
             raise
         if inputs is not None:
             shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape), inputs)
-            raise ValueError(
-                f"Argument `inputs` must be inputs that {model.name} accepts; Keras says: "
-                f"{said(error)} Received: inputs of shape {shapes}"
-            ) from error
-        raise ValueError(
-            "Argument `source` must be a model that can be called with symbolic tensors: its code "
-            f"must use layers and `keras.ops`. Keras says: {said(error)} "
-            f"Received: source={model.name} of type {type(model).__name__}"
+            raise not_accepted(model, shapes, error) from error
+        raise ArgumentError(
+            "source",
+            "be a model that can be called with symbolic tensors: its code must use layers and "
+            f"`keras.ops`. Keras says: {said(error)}",
+            said=f"source={model.name} of type {type(model).__name__}",
         ) from error
 
 
@@ -551,11 +393,11 @@ def check_inputs(inputs):
         what = f"an array of shape {tuple(found.shape)} and dtype {found.dtype}"
     else:
         what = f"{reprlib.repr(found)} of type {type(found).__name__}"
-    raise ValueError(
-        "Argument `inputs` must be a batch of inputs of the model, as arrays or tensors of "
-        "numbers with a leading axis of images (of a dataset, `next(iter(data))[0]`), or "
-        f"`keras.KerasTensor`s of their shapes. Received: {what}"
-        + ("" if found is inputs else f" in inputs of type {type(inputs).__name__}")
+    raise ArgumentError(
+        "inputs",
+        "be a batch of inputs of the model, as arrays or tensors of numbers with a leading axis of "
+        "images (of a dataset, `next(iter(data))[0]`), or `keras.KerasTensor`s of their shapes",
+        said=what + ("" if found is inputs else f" in inputs of type {type(inputs).__name__}"),
     )
 
 
@@ -569,27 +411,27 @@ def _is_batch(value):
 
 
 def _symbolic(inputs, declared=None, images=None):
-    """Returns `keras.KerasTensor`s of the shapes of some inputs, with a number of images."""
+    """Returns `keras.KerasTensor`s of the shapes of some inputs, with a number of images.
+
+    Dtypes and names are those declared; without any, dtypes are as Keras converts NumPy's.
+    """
+
+    def tensor(value, own=None):
+        dtype = keras.backend.standardize_dtype(value.dtype if own is None else own.dtype)
+        if own is None:
+            dtype = {"float64": "float32", "int64": "int32"}.get(dtype, dtype)
+        shape = (images, *tuple(value.shape)[1:])
+        return keras.KerasTensor(shape, dtype=dtype, name=None if own is None else own.name)
+
     if declared is None:
-        return keras.tree.map_structure(lambda value: _tensor(value, None, images), inputs)
+        return keras.tree.map_structure(tensor, inputs)
     try:
-        return keras.tree.map_structure(
-            lambda value, own: _tensor(value, own, images), inputs, declared
-        )
+        return keras.tree.map_structure(tensor, inputs, declared)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            "Argument `inputs` must be arrays or `keras.KerasTensor`s with a leading axis of "
-            "images, in the structure of the inputs of the model. Received: inputs of structure "
-            f"{keras.tree.map_structure(lambda value: type(value).__name__, inputs)}"
+        kinds = keras.tree.map_structure(lambda value: type(value).__name__, inputs)
+        raise ArgumentError(
+            "inputs",
+            "be arrays or `keras.KerasTensor`s with a leading axis of images, in the structure of "
+            "the inputs of the model",
+            said=f"inputs of structure {kinds}",
         ) from error
-
-
-def _tensor(value, declared, images):
-    shape, dtype = tuple(value.shape), value.dtype if declared is None else declared.dtype
-    dtype = keras.backend.standardize_dtype(dtype)
-    # As Keras converts NumPy's dtypes.
-    dtype = (
-        {"float64": "float32", "int64": "int32"}.get(dtype, dtype) if declared is None else dtype
-    )
-    name = None if declared is None else declared.name
-    return keras.KerasTensor((images, *shape[1:]), dtype=dtype, name=name)

@@ -195,10 +195,7 @@ def _names_in(code):
 
 
 def _read_of_class(kind):
-    """Returns what the call of objects of a class reads of the class, as a dict by name.
-
-    These are its own methods, from `call` on, and what they name of the class that is no method.
-    """
+    """Returns what the call of objects of a class reads of the class, as a dict by name."""
     parents = [one for one in kind.__mro__ if not _is_of_library(one.__module__)]
     own = {name: value for one in reversed(parents) for name, value in vars(one).items()}
     found, waiting = {}, [name for name in CALLS if name in own]

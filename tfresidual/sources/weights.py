@@ -1,4 +1,4 @@
-"""Learned weights of layers, and their roles in a block."""
+"""Learned weights of blocks, their roles, and the Lipschitz bounds of branches."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ import re
 
 import keras
 
-from tfresidual.layers import ResidualUnit
+from tfresidual.layers import Bounded, ResidualUnit, SpectralNormalization, slopes
 from tfresidual.layers.residual_unit import PARAMETERS
-from tfresidual.sources.graph import is_of_keras
+from tfresidual.sources.graph import path_to
+from tfresidual.sources.operations import is_of_keras
 
+BOUNDED = (Bounded, SpectralNormalization)
 # The names of weights of Keras layers that are not learned.
 STATISTICS = ("moving_mean", "moving_variance", "mean", "variance", "count", "vector_u")
 
 
-def parameters_of(nodes):
-    """Returns all parameters of some nodes, trainable or frozen, each variable once, as a tuple."""
-    layers = {id(node.operation): node.operation for node in nodes}.values()
-    found = {}
-    for layer in layers:
-        for weight in getattr(layer, "weights", ()):
-            if _is_parameter(layer, weight):
-                found[id(weight)] = weight
-    return tuple(found.values())
-
-
-def variables_of(nodes):
+def variables_of(nodes, is_wanted=lambda layer, weight: True):
     """Returns all weights of the layers of some nodes, learned or not, each once, as a tuple."""
-    layers = [node.operation for node in nodes]
-    found = {id(w): w for layer in layers for w in getattr(layer, "weights", ())}
+    found = {
+        id(weight): weight
+        for node in nodes
+        for weight in getattr(node.operation, "weights", ())
+        if is_wanted(node.operation, weight)
+    }
     return tuple(found.values())
+
+
+def parameters_of(nodes):
+    """Returns all parameters of some nodes, trainable or frozen, each once, as a tuple."""
+    return variables_of(nodes, _is_parameter)
 
 
 def _is_parameter(layer, weight):
     """Returns whether a weight is learned, or was learned before it was frozen.
 
-    A weight itself does not show whether it was frozen or never meant to be trained. This is
-    determined by its name or, if the whole layer is frozen, by whether it is a known statistic.
+    A weight does not show whether it was frozen or never meant to be trained. Its name does or, if
+    the whole layer is frozen, that it is no known statistic.
     """
     if weight.trainable or weight.name.endswith(PARAMETERS):
         return True
@@ -54,12 +54,21 @@ def weights_by_role(nodes):
     """
     layers = {id(node.operation): node for node in nodes}.values()
     found = [(node.operation, parameters_of([node])) for node in layers]
-    counted = [(layer, own) for layer, own in found if own or _exchanges_axes(layer)]
+    counted = [
+        (layer, own)
+        for layer, own in found
+        if own
+        or isinstance(layer, keras.layers.Permute)
+        or is_of_keras(layer, "Transpose", "Swapaxes", "Moveaxis")
+    ]
     roles = {}
     for number, (layer, weights) in enumerate(counted):
         parts = {}
         for weight in weights:
-            part, name = _place_in(layer, weight)
+            inside = weight.path.removeprefix(f"{layer.path}/")
+            part = inside.rpartition("/")[0] if inside != weight.path else ""
+            # Keras numbers weights that have no name.
+            name = re.sub(r"^variable_\d+$", "variable", weight.name)
             if part not in parts:
                 # Keras and users number the parts of a network in the order in which they are made.
                 parts[part] = _free(re.sub(r"_?\d+", "", part), parts.values())
@@ -68,21 +77,68 @@ def weights_by_role(nodes):
     return roles
 
 
-def _exchanges_axes(operation):
-    kinds = ("Transpose", "Swapaxes", "Moveaxis")
-    is_layer = isinstance(operation, keras.layers.Permute)
-    return is_layer or any(is_of_keras(operation, kind) for kind in kinds)
-
-
-def _place_in(layer, weight):
-    """Returns the path of the part of a layer that a weight is in, or `""`, and its name."""
-    inside = weight.path.removeprefix(f"{layer.path}/")
-    part = inside.rpartition("/")[0] if inside != weight.path else ""
-    # Keras numbers weights that have no name.
-    return part, re.sub(r"^variable_\d+$", "variable", weight.name)
-
-
 def _free(name, taken):
     """Returns a name, with a number from 2 on after it if it is taken."""
     names = itertools.chain([name], (f"{name}_{count}" for count in itertools.count(2)))
     return next(one for one in names if one not in taken)
+
+
+def bound_of_branch(nodes, source, branches):
+    """Returns the function `lipschitz` of a block, or `None` if its branch is not bounded.
+
+    It is if the branch is a single path of layers, at least one of which is `Bounded` or
+    `SpectralNormalization`, and all others have a known Lipschitz constant. All numbers are then
+    products of those of the layers.
+    """
+    if len(branches) != 1:
+        return None
+    place, layers, constant = source, [], 1.0
+    for node in path_to(nodes, branches[0]):
+        layer = node.operation
+        if [id(taken) for taken in node.inputs] != [id(place)] or not node.outputs:
+            return None
+        if isinstance(layer, BOUNDED):
+            layers.append(layer)
+            found = slopes.slope_of(getattr(getattr(layer, "layer", None), "activation", None))
+        else:
+            is_layer = isinstance(layer, keras.layers.Layer)
+            known = slopes.known(layer, tuple(place.shape)) if is_layer else None
+            # Of operations, slopes know ReLU.
+            function = keras.ops.relu if type(layer).__name__ == "Relu" else _unknown
+            found = slopes.slope_of(function) if known is None else known.constant
+        if found is None:
+            return None
+        constant *= found
+        place = node.outputs[0]
+    if not layers or place is not branches[0]:
+        return None
+
+    def lipschitz():
+        reports = [layer.lipschitz_bound() for layer in layers]
+        product = dict.fromkeys(("lipschitz", "estimate", "certified"), constant) | {"divisor": 1.0}
+        for report in reports:
+            for name in product:
+                product[name] *= report[name]
+        return product | {"residual": max(report["residual"] for report in reports)}
+
+    return lipschitz
+
+
+def _unknown(tensor):
+    """A function without a known slope."""
+
+
+def notes_of_norms(nodes):
+    """Returns the notes on layers that do not bound what their name says, a tuple of str."""
+    names = {
+        node.operation.name: None
+        for node in nodes
+        if isinstance(node.operation, keras.layers.SpectralNormalization)
+    }
+    if not names:
+        return ()
+    return (
+        f"keras.layers.SpectralNormalization ({', '.join(names)}) divides by the norm of the "
+        "kernel reshaped to a matrix, in training alone; this does not bound the norm of a "
+        "convolution, as layers.SpectralNormalization does",
+    )

@@ -24,23 +24,15 @@ _ANYTHING = Kind("a text", lambda text: text or None)
 
 
 def read_log(path, columns):
-    """Returns the log of a training, a row per epoch, from 0 on.
-
-    Args:
-        path: the file.
-        columns: names of columns that must be there and hold numbers.
-
-    Raises:
-        ValueError: if the file is damaged.
-    """
+    """Returns the log of a training, a row per epoch; some columns must be there, as numbers."""
 
     def kinds(texts):
         for name in columns:
             if name not in texts:
                 raise damaged(path, f"it has no column {name!r}", REMEDY)
-        return {name: _kind(name, texts[name], texts) for name in texts}
+        return {name: kind(name, texts[name], texts) for name in texts}
 
-    def _kind(name, texts, header):
+    def kind(name, texts, header):
         if name == "epoch":
             return whole(0)
         # A callback may log text, but then it does so in every epoch.
@@ -71,9 +63,8 @@ class TrainingFolder:
     - `checkpoints/epoch-0007.keras`: network and optimizer after the newest epoch.
     - `model.keras`: the network of the epoch with the best monitored value.
 
-    Every file is first written next to its target and then moved into place. After each epoch, the
-    log is written first, then the checkpoint, then the best network. After a kill, the files are
-    therefore consistent up to the newest checkpoint; later work is repeated.
+    After each epoch, the log is written first, then the checkpoint, then the best network. After a
+    kill, the files are therefore consistent up to the newest checkpoint; later work is repeated.
 
     Args:
         path: folder of the training run, created when the run starts.
@@ -91,12 +82,8 @@ class TrainingFolder:
 
     def newest(self):
         """Returns the newest checkpoint as (epoch, path), or `None`."""
-        found = []
-        for path in self.checkpoints.glob("*"):
-            match = CHECKPOINT.fullmatch(path.name)
-            if match:
-                found.append((int(match[1]), path))
-        return max(found, default=None)
+        names = ((CHECKPOINT.fullmatch(path.name), path) for path in self.checkpoints.glob("*"))
+        return max(((int(name[1]), path) for name, path in names if name), default=None)
 
     def epochs(self):
         """Returns the number of complete epochs; reads no file."""
@@ -104,11 +91,7 @@ class TrainingFolder:
         return 0 if newest is None else newest[0] + 1
 
     def log(self):
-        """Returns the log as a `pandas.DataFrame`, without rows if there is no log.
-
-        Raises:
-            ValueError: if the log is damaged.
-        """
+        """Returns the log as a `pandas.DataFrame`, without rows if there is no log."""
         if not self.log_path.exists():
             return pd.DataFrame()
         return read_log(self.log_path, ("epoch", self.monitor))
@@ -126,9 +109,8 @@ class TrainingFolder:
         """Restores the folder to the state of its newest checkpoint.
 
         Returns:
-            A tuple `(network, epochs, log)`: the network as it was after its last complete epoch,
-            the number of epochs completed, and their log; `(None, 0, empty log)` if there is no
-            checkpoint.
+            The network (`None` if there is no checkpoint), the number of epochs completed, and
+            their log.
         """
         newest = self.newest()
         for folder in filter(pathlib.Path.is_dir, (self.path, self.checkpoints)):
@@ -224,9 +206,7 @@ def opened(path, remedy=REMEDY):
     """Returns the network in a run's `.keras` file, with the states of its random generators.
 
     Raises:
-        ValueError: if the file is damaged, as far as its zip checksums show, leads to other files,
-            or unpacks to many times its size.
-        OSError: if the file cannot be read.
+        ValueError: if the file is damaged, leads to other files, or unpacks to many times its size.
     """
     check_file(path)
     # An error of a file that exists but cannot be read.
@@ -251,12 +231,7 @@ def opened(path, remedy=REMEDY):
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Keeps a `TrainingFolder` up to date; must be the last callback of `fit`.
-
-    Args:
-        folder: a `TrainingFolder`.
-        log: the log of the previous epochs, as a `pandas.DataFrame`.
-    """
+    """Keeps a `TrainingFolder` up to date, after the log of previous epochs; the last callback."""
 
     def __init__(self, folder, log):
         super().__init__()

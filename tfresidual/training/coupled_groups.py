@@ -20,30 +20,16 @@ OF_WEIGHTS = ("blocks", "paths", "trainable", "places")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups:
-    """Groups of weights, kept so that Keras does not take them for variables of an optimizer.
+    """Groups of weights, kept so that Keras does not take them for variables of an optimizer."""
 
-    Attributes:
-        found: function of the variables of an optimizer that returns the `WeightGroup`s as they are
-            now, whether their weights are among these variables or not.
-        config: dict that the groups were read from, or `None`.
-    """
-
+    # Of the variables of an optimizer; returns the groups as they are now, also of other weights.
     found: Callable[[Sequence[keras.Variable]], list[WeightGroup]]
+    # What they were read from.
     config: dict[str, Any] | None = None
 
 
 def groups_given(groups, first_block):
-    """Returns the `Groups` that an argument of `GradientCoupling` describes.
-
-    Args:
-        groups: a list of lists of blocks, a `tfresidual.routing.Chain`, or what `config_of`
-            returned.
-        first_block: int, blocks with a lower block index are left out.
-
-    Raises:
-        ValueError: if it is none of these, the blocks of a group do not match, a weight is in two
-            groups, or no two weights can be coupled.
-    """
+    """Returns the `Groups` of lists of blocks, a chain, or what `config_of` returned."""
     if isinstance(groups, dict):
         _check_config(groups)
         return Groups(lambda variables: _of_config(groups, variables), groups)
@@ -65,8 +51,7 @@ def groups_given(groups, first_block):
 def _of_chain(chain, first_block):
     """Returns the groups of a chain: blocks of a stage with weights of the same roles and shapes.
 
-    The blocks of one kind are counted from 0, in order: where several kinds alternate, such as
-    attention and MLP, neighbours of one kind are one apart.
+    Each kind is counted from 0: attention and MLP may alternate.
     """
     # Only those who have a chain have imported this.
     change = sys.modules["tfresidual.routing.chain"].change_of(chain, reads_loss=False)
@@ -147,7 +132,6 @@ def _weights_of(block, number, place):
 
 
 def _difference(first, other):
-    """Returns in which way the weights of two blocks differ, or `None`."""
     if len(first) != len(other):
         return f"{len(first)} weights and {len(other)}"
     for one, two in zip(first, other, strict=True):
@@ -176,7 +160,6 @@ def _shown(groups):
 
 
 def _checked(groups, given):
-    """Returns groups in which no weight is twice, and all weights are those of Keras."""
     place_of = {}
     for group in groups:
         for variable in group.variables:
@@ -208,15 +191,7 @@ def config_of(groups, variables):
     """Returns what `groups_given` reads groups from, as JSON can hold it.
 
     Layers inside custom layers get other names, and weights other paths, in another process. The
-    places of the weights among the variables of the optimizer remain; if it is not built, there are
-    only the paths.
-
-    Args:
-        groups: list of `WeightGroup`.
-        variables: the variables of the optimizer, or `None` if it is not built.
-
-    Returns:
-        A dict of the number of variables, or `None`, and of the weights of each group.
+    places of the weights among the variables of the optimizer, if it is built, remain.
     """
     place_of = {id(variable): place for place, variable in enumerate(variables or ())}
     weights = [
@@ -251,7 +226,7 @@ def _of_config(config, variables):
 
 
 def _by_place(saved, variables):
-    """Returns the groups with the variables at their places; `None` if these do not match."""
+    """Returns the groups, or `None` if the variables at their places do not match."""
     groups = []
     for number, weights in enumerate(saved):
         members = [
@@ -268,11 +243,6 @@ def _by_place(saved, variables):
 
 
 def _by_path(saved, variables):
-    """Returns the groups with the variables of their paths.
-
-    Raises:
-        ValueError: if a weight that was trainable is not there, or two have its path.
-    """
     by_path = {}
     for variable in variables:
         by_path.setdefault(variable.path, []).append(variable)

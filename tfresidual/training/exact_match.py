@@ -28,8 +28,7 @@ class ExactMatch(keras.metrics.MeanMetricWrapper):
         dtype: dtype of the result.
 
     Reference:
-        "Iterative convergent computation is not a useful inductive bias for ResNets",
-        on Digitclutter.
+        "Iterative convergent computation is not a useful inductive bias for ResNets"
     """
 
     def __init__(self, name: str = "exact_match", dtype: DType | None = None) -> None:

@@ -11,6 +11,7 @@ from keras import ops
 
 from tfresidual.arguments import ArgumentError, check_choice, check_int, check_number
 from tfresidual.networks.weight_groups import blocks_of, groups_of
+from tfresidual.settings import KERNELS
 from tfresidual.training.coupled_groups import Groups, config_of, groups_given
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     from tfresidual.routing.chain import Chain
     from tfresidual.types import Array, CouplingKernel, Tensor
-
-KERNELS = ("uniform", "triangular", "triangular_printed")
 
 
 def coupling_kernel(
@@ -40,14 +39,11 @@ def coupling_kernel(
     Args:
         blocks: different ints, the block indices.
         coupling: float from 0 to 1.
-        kernel: `"uniform"`, `"triangular"` or `"triangular_printed"`.
+        kernel: see above.
 
     Returns:
         A float64 array `(T, T)`. Row t belongs to block t: its update is
         `sum(array[t, s] * gradient_s over s)`.
-
-    Raises:
-        ValueError: if an argument is invalid.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets",
@@ -77,15 +73,11 @@ def coupling_kernel(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Mixture:
-    """How the gradients of one group of weights are mixed.
+    """How the gradients of one group of weights are mixed."""
 
-    Attributes:
-        indices: indices of the weights among the variables of the optimizer.
-        rows: the different rows of the kernel, one column per weight.
-        row_of: index into `rows` for every weight.
-    """
-
+    # Of the weights, among the variables of the optimizer.
     indices: tuple[int, ...]
+    # The different rows of the kernel, one column per weight, and which of them each weight has.
     rows: np.ndarray
     row_of: tuple[int, ...]
 
@@ -94,20 +86,18 @@ class _Mixture:
 class GradientCoupling(keras.optimizers.Optimizer):
     """Wrapper of an optimizer that mixes the gradients of the blocks of a stage.
 
-    Every block keeps its own weights. Before the inner optimizer clips, accumulates or applies the
-    gradient of a weight, it is replaced by a weighted sum of the gradients of the weights with the
-    same role in the blocks of its stage. This includes biases and the scale and offset of batch
-    normalization. Blocks that change the shape of the state are left out, see
-    `tfresidual.networks.weight_groups`.
+    Before the inner optimizer clips, accumulates or applies the gradient of a weight, it is
+    replaced by a weighted sum of the gradients of the weights with the same role in the blocks of
+    its stage. This includes biases and the scale and offset of batch normalization. Blocks that
+    change the shape of the state are left out, see `tfresidual.networks.weight_groups`.
 
     With coupling 0, only the inner optimizer acts. With coupling 1, all blocks of a stage get the
     same update: weights that start equal (`recurrent_initialization=True` of the network) stay
     equal to the last bit, while every batch normalization keeps its own statistics.
 
-    Set weight decay, clipping, moving averages and similar options on the inner optimizer. Mixed
-    precision with float16 works as without this wrapper, except for Keras' `SwapEMAWeights`, which
-    looks through only one wrapper; a `keras.optimizers.LossScaleOptimizer` must be the outer
-    wrapper.
+    Set weight decay, clipping, moving averages and similar options on the inner optimizer. With
+    mixed float16, a `keras.optimizers.LossScaleOptimizer` must be the outer wrapper, and Keras'
+    `SwapEMAWeights`, which looks through only one wrapper, does not work.
 
     Example:
 
@@ -130,9 +120,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
         inner: the optimizer that applies the gradients: a `keras.optimizers.Optimizer`, or its
             name or config.
         coupling: float from 0 (ordinary network) to 1 (recurrent network).
-        kernel: how the gradients are weighted: `"uniform"`, `"triangular"` (neighbouring blocks
-            have more weight, and the weights sum to 1) or `"triangular_printed"`, see
-            `coupling_kernel`.
+        kernel: how the gradients are weighted, see `coupling_kernel`.
         first_block: int, blocks with a lower block index are not coupled: in a stage or, if
             `groups` are lists, in their group.
         groups: the blocks that are coupled, as lists of layers or as a chain, see above; or
@@ -142,8 +130,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
 
     Raises:
         ValueError: if an argument is invalid, the blocks of a group do not match, a weight is in
-            two groups, or no two weights can be coupled; when built, if no two of the variables
-            can be.
+            two groups, or no two weights can be coupled; the latter also when built.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets",
@@ -196,7 +183,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
         if self.built:
             return
         variables = list(variables)
-        # Before anything is built, since it may fail.
+        # It may fail, and nothing is built then.
         groups = self._coupled(variables)
         self.inner.build(variables)
         super().build(variables)
@@ -207,7 +194,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
         self._mixtures = tuple(mixture for mixture in mixtures if mixture is not None)
 
     def _coupled(self, variables):
-        """Returns the groups of two or more of the variables, a list of `WeightGroup`."""
+        """Returns the `WeightGroup`s of two or more of the variables."""
         # Variables with `overwrite_with_gradient` (float8 scales) have their next value as
         # gradient.
         coupled = [v for v in variables if not getattr(v, "overwrite_with_gradient", False)]
@@ -219,26 +206,27 @@ class GradientCoupling(keras.optimizers.Optimizer):
         if groups:
             return groups
         paths = [getattr(v, "path", v.name) for v in variables]
-        received = f"{len(paths)} variables, of which the first have the paths {paths[:4]}"
-        if self._groups is not None:
-            raise ValueError(
-                "GradientCoupling found no two weights to couple: those of `groups` must be "
-                "trainable weights of the model that is trained, in two blocks of a group at "
-                f"least. Received: first_block={self.first_block}, {received}"
+        why = (
+            "Those of `groups` must be trainable weights of the model that is trained, in two "
+            "blocks of a group at least"
+        )
+        if self._groups is None:
+            why = (
+                "Without `groups`, it looks for weights of the same role and shape in several "
+                "blocks of a stage, by paths such as 'stage1_block0/convolution1/kernel' and "
+                "'stage1_block1/convolution1/kernel', from block `first_block` on, in blocks that "
+                "keep the shape of the state. Use a `tfresidual.networks.ResidualNetwork` with "
+                "more blocks in a stage (equal initial weights come from its "
+                "`recurrent_initialization=True`), or give the blocks of another model as "
+                "`groups=tfresidual.chain(model)` or as lists of layers"
             )
         raise ValueError(
-            "GradientCoupling found no two weights to couple. Without `groups`, it looks for "
-            "weights of the same role and shape in several blocks of a stage, by paths such as "
-            "'stage1_block0/convolution1/kernel' and 'stage1_block1/convolution1/kernel', "
-            "from block `first_block` on, in blocks that keep the shape of the state. Use a "
-            "`tfresidual.networks.ResidualNetwork` with more blocks in a stage (equal initial "
-            "weights come from its `recurrent_initialization=True`), or give the blocks of another "
-            "model as `groups=tfresidual.chain(model)` or as lists of layers. Received: "
-            f"first_block={self.first_block}, {received}"
+            f"GradientCoupling found no two weights to couple. {why}. Received: first_block="
+            f"{self.first_block}, {len(paths)} variables, the first with the paths {paths[:4]}"
         )
 
     def _mixture(self, group):
-        """Returns the `_Mixture` of a group, or `None` if its weights keep their own gradients."""
+        """Returns how a group is mixed, or `None` if its weights keep their own gradients."""
         weights = coupling_kernel(group.blocks, self.coupling, self.kernel)
         if np.array_equal(weights, np.eye(len(weights))):
             return None
@@ -274,8 +262,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
     def _mixed(self, grads, variables):
         """Returns the gradients after mixing those of coupled weights.
 
-        If a weight has no gradient but others of its group do, its gradient counts as zero. A
-        weight that is not among the variables also counts as zero, but gets no gradient.
+        A weight without a gradient counts as zero, and so does one that is not among the variables.
         """
         place_of = {self._get_variable_index(v): place for place, v in enumerate(variables)}
         mixed = list(grads)

@@ -24,10 +24,7 @@ class MultiLabelCrossentropy(keras.losses.Loss):
     >>> round(float(loss(np.array([[1.0, 0.0]]), np.array([[0.5, 0.5]]))), 3)
     1.386
 
-    Args:
-        reduction: how the losses of the images are combined, as in `keras.losses.Loss`.
-        name: name of the loss.
-        dtype: dtype in which the loss is computed.
+    The arguments are those of `keras.losses.Loss`.
     """
 
     def __init__(

@@ -17,21 +17,11 @@ SECONDS_BETWEEN_UPDATES = 0.2
 
 
 class TrainingProgress(keras.callbacks.Callback):
-    """Shows a progress bar over all epochs and prints a line after each epoch.
-
-    Args:
-        epochs: int, number of epochs of the whole training run.
-        steps: int, number of steps per epoch.
-        metric: name of the metric shown next to the loss.
-        console: a `rich.console.Console`.
-    """
+    """Shows a progress bar over all epochs and prints a line after each epoch."""
 
     def __init__(self, epochs, steps, metric, console):
         super().__init__()
-        self.epochs = epochs
-        self.steps = steps
-        self.metric = metric
-        self.console = console
+        self.epochs, self.steps, self.metric, self.console = epochs, steps, metric, console
         self._progress = None
 
     def on_train_begin(self, logs=None):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfresidual.arguments import check_choice, check_int, check_number
+from tfresidual.datasets import declarations
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -16,41 +17,26 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class Recipe(declarations.Recipe):
     """SGD with momentum and a piecewise constant learning rate.
 
     Attributes:
-        name: str, the name in `RECIPES`.
-        epochs: int, number of epochs in the paper, or our choice where it prints none.
-        rates: pairs (first epoch, learning rate) in chronological order; the first pair begins at
-            epoch 0.
+        name: the name in `RECIPES`.
+        epochs: number of epochs in the paper, or our choice where it prints none.
+        rates: pairs (first epoch, learning rate) in chronological order, from epoch 0.
         augment: whether images are flipped and cropped at random.
         source: where the paper describes the recipe.
-        momentum: float, momentum of SGD.
+        momentum: momentum of SGD.
     """
-
-    name: RecipeName
-    epochs: int
-    rates: tuple[tuple[int, float], ...]
-    augment: bool
-    source: str
-    momentum: float = 0.9
 
     def with_learning_rate(self, learning_rate: float) -> Recipe:
         """Returns the recipe with all its learning rates changed by the same factor.
 
-        A batch other than the paper's takes another rate: with SGD, usually one that is larger or
-        smaller by the factor of the batch. A recipe of 0.1 for batches of 128 becomes
-        `recipe.with_learning_rate(0.0125)` for batches of 16.
+        With SGD, the rate usually changes with the batch: a recipe of 0.1 for batches of 128
+        becomes `recipe.with_learning_rate(0.0125)` for batches of 16.
 
         Args:
-            learning_rate: float, the first learning rate, in place of the recipe's.
-
-        Returns:
-            A `Recipe`.
-
-        Raises:
-            ValueError: if `learning_rate` is not a number from 1e-9 to 1e9.
+            learning_rate: the first learning rate, from 1e-9 to 1e9.
         """
         first = check_number("learning_rate", learning_rate, at_least=1e-9, at_most=1e9)
         rates = tuple((epoch, first * (rate / self.rates[0][1])) for epoch, rate in self.rates)
@@ -59,19 +45,11 @@ class Recipe:
     def schedule(
         self, epochs: int, steps_per_epoch: int
     ) -> keras.optimizers.schedules.LearningRateSchedule:
-        """Returns the learning-rate schedule for a training run of any length.
-
-        The learning rate changes after the same fraction of the training run as in the paper.
+        """Returns a schedule that changes the rate after the same fractions as in the paper.
 
         Args:
-            epochs: int, number of epochs of the training run.
-            steps_per_epoch: int, number of optimizer steps per epoch.
-
-        Returns:
-            A `keras.optimizers.schedules.PiecewiseConstantDecay`.
-
-        Raises:
-            ValueError: if an argument is not a positive int.
+            epochs: number of epochs of the training run.
+            steps_per_epoch: number of optimizer steps per epoch.
         """
         epochs = check_int("epochs", epochs, at_least=1)
         steps = epochs * check_int("steps_per_epoch", steps_per_epoch, at_least=1)
@@ -87,9 +65,6 @@ class Recipe:
         return keras.optimizers.SGD(schedule, momentum=self.momentum)
 
 
-_INFERENCE = "Jastrzebski et al. 2018, section 4"
-_CONVERGENCE = "Iterative convergent computation is not a useful inductive bias, appendix A"
-_HAUSER = "Hauser 2019, section 3: the augmentation; optimizer, rates and epochs are our choice"
 # The batch sizes of Hauser 2019, section 3: pairs of the first number of blocks
 # per stage and the batch size.
 _HAUSER_BATCH_SIZES = {
@@ -97,49 +72,15 @@ _HAUSER_BATCH_SIZES = {
     "mnist": ((1, 128), (70, 64)),
 }
 
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            "resnet110",
-            300,
-            ((0, 0.1), (80, 0.01), (120, 0.001), (200, 1e-5), (240, 1.1e-5)),
-            True,
-            _INFERENCE,
-        ),
-        Recipe(
-            "single_representation",
-            200,
-            ((0, 0.1), (40, 0.02), (60, 0.004), (80, 0.0008)),
-            True,
-            _INFERENCE,
-        ),
-        Recipe(
-            "avg_pooling",
-            100,
-            ((0, 0.1), (40, 0.02), (60, 0.004), (80, 0.0008)),
-            True,
-            _INFERENCE,
-        ),
-        Recipe("wide", 100, ((0, 0.1), (60, 0.02)), True, _INFERENCE),
-        Recipe("cifar10", 400, ((0, 0.1), (200, 0.01), (300, 0.001)), True, _CONVERGENCE),
-        Recipe("cifar100", 200, ((0, 0.1), (100, 0.01), (150, 0.001)), True, _CONVERGENCE),
-        Recipe("mnist", 400, ((0, 0.025), (200, 0.01), (300, 0.004)), False, _CONVERGENCE),
-        Recipe("digitclutter", 400, ((0, 0.05), (200, 0.01), (300, 0.002)), False, _CONVERGENCE),
-        Recipe("digitclutter_200", 200, ((0, 0.1), (100, 0.01), (150, 0.001)), False, _CONVERGENCE),
-        Recipe("hauser", 200, ((0, 0.1), (100, 0.01), (150, 0.001)), True, _HAUSER),
-    )
-}
+RECIPES = {name: Recipe(**vars(found)) for name, found in declarations.RECIPES.items()}
 
 
 def recipe(name: RecipeName, learning_rate: float | None = None) -> Recipe:
-    """Returns the training recipe of a paper, by name.
+    """Returns the training recipe of a paper.
 
     Appendix A.4 of "Iterative convergent computation is not a useful inductive bias for ResNets"
-    prints two recipes for Digitclutter. `"digitclutter"` is the one it prints for Digitclutter
-    alone: 400 epochs as for most networks, a rate of 0.05, divided by 5 at 200 and 300 epochs.
-    `"digitclutter_200"` is the one it prints for CIFAR-100 and Digitclutter together: 200 epochs, a
-    rate of 0.1, divided by 10 at 100 and 150 epochs.
+    prints two recipes for Digitclutter: `"digitclutter"` (400 epochs) for it alone, and
+    `"digitclutter_200"` (200 epochs) for CIFAR-100 and Digitclutter together.
 
     Of its training, Hauser 2019 prints the augmentation, flips and crops on CIFAR-10 and none on
     MNIST, and the batch sizes, see `hauser_batch_size`. Everything else in `"hauser"` is our
@@ -149,16 +90,9 @@ def recipe(name: RecipeName, learning_rate: float | None = None) -> Recipe:
     Args:
         name: for Jastrzebski et al. 2018, the network: `"resnet110"`, `"single_representation"`,
             `"avg_pooling"` or `"wide"`; for "Iterative convergent computation is not a useful
-            inductive bias for ResNets", the dataset: `"cifar10"`, `"cifar100"`, `"mnist"`,
-            `"digitclutter"` or `"digitclutter_200"`; for Hauser 2019, `"hauser"`.
-        learning_rate: float, the first learning rate, with which the others change by the same
-            factor; see `Recipe.with_learning_rate`. `None` for the paper's.
-
-    Returns:
-        A `Recipe`.
-
-    Raises:
-        ValueError: if there is no recipe of this name, or the learning rate cannot be used.
+            inductive bias for ResNets", the dataset, or `"digitclutter_200"`; for Hauser 2019,
+            `"hauser"`.
+        learning_rate: see `Recipe.with_learning_rate`; `None` for the paper's.
     """
     check_choice("name", name, RECIPES)
     found = RECIPES[name]
@@ -166,24 +100,15 @@ def recipe(name: RecipeName, learning_rate: float | None = None) -> Recipe:
 
 
 def hauser_batch_size(blocks: int, data: Literal["cifar10", "mnist"] = "cifar10") -> int:
-    """Returns the batch size with which Hauser 2019 trains a network of some depth.
+    """Returns the batch size with which Hauser 2019, section 3, trains a network of some depth.
 
     Deeper networks have smaller batches, to fit into memory: on CIFAR-10, 256 images up to 28
     blocks per stage, 128 from 30 on and 64 from 60 on; on MNIST, 128 up to 60 and 64 from 70 on.
     The paper trains no network between these depths, which belong to the shallower ones here.
 
     Args:
-        blocks: int, number of blocks of each stage, 1 or more.
+        blocks: number of blocks of each stage, 1 or more.
         data: `"cifar10"` or `"mnist"`.
-
-    Returns:
-        An int, images per step.
-
-    Raises:
-        ValueError: if an argument cannot be used.
-
-    Reference:
-        Hauser 2019, section 3.
     """
     check_int("blocks", blocks, at_least=1)
     check_choice("data", data, _HAUSER_BATCH_SIZES)

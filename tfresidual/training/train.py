@@ -65,23 +65,17 @@ def compile_network(
     Args:
         network: a `keras.Model` whose outputs are probabilities: from a softmax, or, for images
             with several labels, from a sigmoid.
-        recipe: name of a recipe, see `tfresidual.training.recipe`.
-        epochs: int, number of epochs for which it will be trained.
-        steps_per_epoch: int, number of optimizer steps per epoch.
+        recipe: see `tfresidual.training.recipe`.
+        epochs: number of epochs for which it will be trained.
+        steps_per_epoch: number of optimizer steps per epoch.
         multi_label: whether images have several labels. If so, `MultiLabelCrossentropy` and
             `ExactMatch` are used instead of cross-entropy and accuracy.
-        coupling: float in [0, 1], how strongly the gradients of the blocks of a stage are coupled,
-            or `None` to use the recipe's optimizer alone.
-        learning_rate: float, the first learning rate, with which the recipe's others change by the
-            same factor; see `Recipe.with_learning_rate`. `None` for the recipe's own.
-        **kwargs: the other arguments of `GradientCoupling`.
+        coupling: see `GradientCoupling`, or `None` to use the recipe's optimizer alone.
+        learning_rate: see `tfresidual.training.recipe`.
+        **kwargs: the other arguments of `GradientCoupling`, to be given with `coupling`.
 
     Returns:
         The name of the metric, a str.
-
-    Raises:
-        ValueError: if there is no such recipe, an argument is invalid, or arguments of
-            `GradientCoupling` are given without `coupling`.
     """
     multi_label = check_bool("multi_label", multi_label)
     if coupling is None and kwargs:
@@ -113,32 +107,27 @@ def train(
 ) -> Training:
     """Trains a compiled network and saves its log, its state and its best epoch in a folder.
 
-    If the folder contains an unfinished training run, the run resumes after its last complete
-    epoch, with the state of the optimizer and the log continued. A finished run is only read. If
-    the order of the data is determined by the epoch, the result is the same as without the
-    interruption: so for arrays, for the data of `tfresidual.datasets`, and for a `PyDataset` with
-    a method `set_epoch`, which is called at the start of each epoch.
+    An unfinished training run in the folder resumes after its last complete epoch, with the state
+    of the optimizer. A finished run is only read. If the order of the data is determined by the
+    epoch, the result is the same as without the interruption: so for arrays, for the data of
+    `tfresidual.datasets`, and for a `PyDataset` with a method `set_epoch`, which is called at the
+    start of each epoch.
 
     Args:
         network: a compiled `keras.Model`.
-        data: a finite `tf.data.Dataset` or a `keras.utils.PyDataset` of batches
-            `(images, labels)`, or a pair of arrays, which are shuffled anew in each epoch.
+        data: images and labels, finite, see `tfresidual.types.Images`. A pair of arrays is shuffled
+            anew in each epoch.
         validation: the same with other images, used to choose the best epoch.
         folder: where to write the log, the state of the training, and the best network.
-        epochs: int, number of epochs.
+        epochs: number of epochs.
         metric: name of the compiled metric whose highest validation value marks the best epoch.
         callbacks: further callbacks; the values they add to `logs` are included in the log.
         console: a `rich.console.Console` for a progress bar, or `None` for no output.
-        batch_size: int, images per step if `data` or `validation` is a pair of arrays, by default
-            64; not to be given otherwise.
-
-    Returns:
-        A `Training`.
+        batch_size: images per step of a pair of arrays, by default 64; not to be given otherwise.
 
     Raises:
-        ValueError: if `epochs` or `batch_size` is not a positive int, `batch_size` is given for
-            data in batches, the validation metric is NaN in every epoch, or a file in the folder
-            is damaged.
+        ValueError: if an argument is invalid, the validation metric is NaN in every epoch, or a
+            file in the folder is damaged.
         tfresidual.machine.locks.FolderInUseError: if another process is writing to the folder.
     """
     epochs = check_int("epochs", epochs, at_least=1)
@@ -163,11 +152,16 @@ def _train(network, data, validation, folder, epochs, metric, callbacks, console
         checkpoints = Checkpoints(folder, log)
         followers = [*callbacks, _LearningRate()]
         if counts_epochs(data):
-            followers.insert(0, _Epochs(data))
+            # The order of its images depends on the epoch.
+            begin = keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs: set_epoch(data, epoch)
+            )
+            followers.insert(0, begin)
         if folder.random_state is not None:
             followers.insert(0, _Randomness(folder.random_state))
         if console is not None:
-            followers.append(TrainingProgress(epochs, _steps(data), metric, console))
+            steps = len(data) if isinstance(data, keras.utils.PyDataset) else data.cardinality()
+            followers.append(TrainingProgress(epochs, int(steps), metric, console))
         try:
             with traced_once(network):
                 network.fit(
@@ -197,22 +191,6 @@ def _in_batches(data, batch_size, shuffle=False):
     if not _are_arrays(data):
         return data
     return ArrayDataset(*data, batch_size or BATCH_SIZE, shuffle=shuffle)
-
-
-def _steps(data):
-    """Returns the number of steps of an epoch."""
-    return len(data) if isinstance(data, keras.utils.PyDataset) else int(data.cardinality())
-
-
-class _Epochs(keras.callbacks.Callback):
-    """Tells the data which epoch begins, since its order depends on it."""
-
-    def __init__(self, data):
-        super().__init__()
-        self.data = data
-
-    def on_epoch_begin(self, epoch, logs=None):
-        set_epoch(self.data, epoch)
 
 
 class _Randomness(keras.callbacks.Callback):

@@ -44,9 +44,8 @@ def distances_as_built(network: keras.Model, data: Images, chain: Chain | None =
 
     Args:
         network: a built `keras.Model`, usually one that is not trained.
-        data: images, see `tfresidual.probes.computational_distance`, of any size.
-        chain: the `tfresidual.routing.Chain` of the network, or `None` for
-            `tfresidual.chain(network)`.
+        data: images, see `tfresidual.probes.computational_distance`.
+        chain: its `tfresidual.routing.Chain`; by default `tfresidual.chain(network)`.
 
     Returns:
         The frame of `tfresidual.probes.computational_distance`.
@@ -66,11 +65,6 @@ def set_statistics(network: keras.Model, data: Images, chain: Chain | None = Non
     A layer that is applied several times has the mean over its applications. Statistics of layers
     without an attribute `momentum` are those that the layer itself leaves after the pass. Nothing
     else changes: random numbers that the pass draws leave the seeds as they were.
-
-    Args:
-        network: a built `keras.Model`, called in training mode on every batch.
-        data: the images.
-        chain: its chain, which says which inputs are integers.
     """
     if not any(weight.name in STATISTICS for weight in network.weights):
         return
@@ -85,20 +79,18 @@ def set_statistics(network: keras.Model, data: Images, chain: Chain | None = Non
     owners = {id(layer.moving_mean): layer for layer in layers}.values()
     followed = [getattr(layer, name) for layer in owners for name in STATISTICS]
     others = [v for v in network.non_trainable_variables if v.name not in STATISTICS]
-    kept = [(variable, _value(variable)) for variable in others]
     momenta = [layer.momentum for layer in layers]
     before = [_value(variable) for variable in followed]
     sums: list[Any] = [0.0 for _ in followed]
-    shares: list[float] = []
+    shares = [0.0 for _ in followed]
     total = 0
 
     def after_pass(images, start):
         """Returns the statistics after a batch, if they were `start` before."""
         for variable in followed:
             variable.assign(np.full(variable.shape, start))
-        network(images, training=True)
-        for variable, value in kept:
-            variable.assign(value)
+        with restored(others):
+            network(images, training=True)
         return [_value(variable).astype(np.float64) for variable in followed]
 
     try:
@@ -118,7 +110,6 @@ def set_statistics(network: keras.Model, data: Images, chain: Chain | None = Non
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-        shares = shares or [0.0 for _ in followed]
         for place, share in enumerate(shares):
             followed[place].assign(sums[place] / total / share if share else before[place])
 
@@ -162,9 +153,8 @@ def compared_with_built(
         data: the images, which can be read several times.
 
     Returns:
-        A dict from the stage to a dict of `AS_BUILT`, the mean as built, and `CHANGE_ERROR`, the
-        standard error over the images of the change by training. A stage without a block to
-        measure, or whose numbers are not finite, is left out.
+        A dict by stage of dicts of `AS_BUILT`, the mean as built, and `CHANGE_ERROR`, the standard
+        error over the images of the change; without stages that have no such finite numbers.
     """
     trained = _means_of_images(chain, data)
     with restored(network.variables):

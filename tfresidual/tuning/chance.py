@@ -29,8 +29,8 @@ def error_of_guessing(
         metric: name of the class of the accuracy, which says when an answer is right:
             `"CategoricalAccuracy"` (the largest of several numbers), `"BinaryAccuracy"` (each of
             several labels by itself), `"ExactMatch"` (all of them together); any other compares
-            classes. `None` if it is not known: then labels whose sum is 1 are those of a
-            `"CategoricalAccuracy"`, and others those of a `"BinaryAccuracy"`.
+            classes. If it is `None`, labels whose sum is 1 count as those of a
+            `"CategoricalAccuracy"`, and others as those of a `"BinaryAccuracy"`.
         steps: int, the number of batches that are read of data in batches, or `None` for all.
 
     Returns:
@@ -62,22 +62,20 @@ def is_better_than_chance(error: float, chance: float, standard_error: float) ->
 
 
 def _labels_of(validation, steps):
+    batches = validation
     if isinstance(validation, (tuple, list)):
-        parts = [keras.utils.unpack_x_y_sample_weight(validation)[1]]
-    else:
-        batches = validation
-        if isinstance(validation, keras.utils.PyDataset):
-            batches = map(validation.__getitem__, range(validation.num_batches))
-        parts = [
-            keras.utils.unpack_x_y_sample_weight(batch)[1]
-            for batch in itertools.islice(batches, steps)
-        ]
+        batches, steps = [validation], None
+    elif isinstance(validation, keras.utils.PyDataset):
+        batches = map(validation.__getitem__, range(validation.num_batches))
+    parts = [
+        keras.utils.unpack_x_y_sample_weight(batch)[1] for batch in itertools.islice(batches, steps)
+    ]
     if any(part is None or isinstance(part, (dict, tuple, list)) for part in parts):
         return None
     arrays = [keras.ops.convert_to_numpy(part) for part in parts]
-    if len({array.shape[1:] for array in arrays}) > 1:
+    if not arrays or len({array.shape[1:] for array in arrays}) > 1:
         return None
-    return np.concatenate(arrays) if arrays else None
+    return np.concatenate(arrays)
 
 
 def _largest_share(labels: Array, metric: str | None) -> float:
@@ -85,16 +83,14 @@ def _largest_share(labels: Array, metric: str | None) -> float:
     if metric == "ExactMatch":
         return _most_common(labels.reshape(len(labels), -1))
     several = labels.ndim > 1 and labels.shape[-1] > 1
-    is_one_hot = metric is None and several and _are_shares(labels)
-    if metric == "CategoricalAccuracy" or is_one_hot:
+    if metric is None and several:
+        is_share = (labels >= 0).all() and np.allclose(labels.sum(axis=-1), 1, atol=1e-3)
+        metric = "CategoricalAccuracy" if is_share else None
+    if metric == "CategoricalAccuracy":
         return _most_common(np.argmax(labels, axis=-1).reshape(-1, 1))
     # Labels that are right or wrong one by one, each with an answer of its own.
     columns = labels.reshape(-1, labels.shape[-1] if several else 1).T
     return float(np.mean([_most_common(column[:, None]) for column in columns]))
-
-
-def _are_shares(labels):
-    return bool((labels >= 0).all()) and bool(np.allclose(labels.sum(axis=-1), 1, atol=1e-3))
 
 
 def _most_common(rows):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import os
 import pathlib
 import time
 from datetime import datetime
@@ -13,38 +12,42 @@ from typing import TYPE_CHECKING
 
 import keras_tuner
 import numpy as np
-from keras_tuner.src.engine.oracle import Display
 
-from tfresidual.arguments import check_bool, check_int, check_ints, is_int
+from tfresidual.arguments import ArgumentError, check_bool, check_int, check_ints, is_int
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
+from tfresidual.settings import EPSILON
 from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, MEAN, is_moved
 from tfresidual.tuning.chance import CHANCE_ERROR, ERROR_SE
+from tfresidual.tuning.keras_tuner_internals import PlacedOracle
 from tfresidual.tuning.proposals import Measurement, plan
 from tfresidual.tuning.search_files import (
+    FAILURE_FILE,
+    ORACLE_FILE,
     REMEDY,
+    TRIAL_FILE,
+    WEIGHTS_FILE,
     is_begun,
-    message_of_worker,
     reading,
-    trial_file,
     trial_files,
     write_json,
 )
+from tfresidual.tuning.workers import LEASE, SearchError, is_served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
+    from keras_tuner.engine.trial import Trial
+
     from tfresidual.tuning.proposals import Plan
 
 RUNNING, COMPLETED, FAILED = "RUNNING", "COMPLETED", "FAILED"
+IDLE, STOPPED, INVALID = "IDLE", "STOPPED", "INVALID"
 # Base score of a trial in which a stage does not meet the rule: more than any depth. The amount
 # added to it measures how far the worst stage is from meeting the rule.
 NOT_MET = 1e6
-# A worker that sends no message for LEASE seconds is considered dead, and its trial is given to
-# another worker. Workers report that they are alive every HEARTBEAT seconds.
-LEASE, HEARTBEAT = 60.0, 5.0
 OBJECTIVE = "blocks"
 # Hyperparameter with the id of the trial whose weights a warm start uses.
 SOURCE = "tuner/warm_start"
@@ -65,21 +68,16 @@ def blocks(hyperparameters: keras_tuner.HyperParameters) -> tuple[int, ...]:
     ...     net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     ...     return net
 
-    Args:
-        hyperparameters: the `keras_tuner.HyperParameters` of a trial.
-
-    Returns:
-        A tuple of ints, one per stage.
-
     Raises:
         ValueError: if these are not hyperparameters of a depth search.
     """
     values = hyperparameters.values
     stages = range(1, 1 + sum(1 for name in values if _is_depth(name)))
     if not stages or not all(_name(stage) in values for stage in stages):
-        raise ValueError(
-            "Argument `hyperparameters` must be those of a `tfresidual.tuning.DepthSearch`. "
-            f"Received: hyperparameters with the values {values!r}"
+        raise ArgumentError(
+            "hyperparameters",
+            "be those of a `tfresidual.tuning.DepthSearch`",
+            said=f"hyperparameters with the values {values!r}",
         )
     return tuple(int(values[_name(stage)]) for stage in stages)
 
@@ -89,7 +87,7 @@ def blocks_text(depths):
     return f"{' '.join(map(str, depths))} block{'' if list(depths) == [1] else 's'}"
 
 
-class DepthOracle(keras_tuner.Oracle):
+class DepthOracle(PlacedOracle):
     """Oracle that proposes depths until it has found the shallowest that meet the stopping rule.
 
     The rule is met if the mean scaled perturbation of every stage is `epsilon` or less. The first
@@ -101,29 +99,18 @@ class DepthOracle(keras_tuner.Oracle):
     at its largest depth. Proposals depend only on the finished trials.
 
     If several trials run at once, further proposals surround the first: one block less, one block
-    more, and half-way to the known depths.
-
-    If the space has other hyperparameters (such as a width), each combination of their values has
-    its own search for depths. `get_best_trials` returns only trials that meet the rule, those with
-    the fewest blocks first.
+    more, and half-way to the known depths. Each combination of other hyperparameters (such as a
+    width) has its own search for depths.
 
     A trial must report, for every stage, `"stage1/blocks"` (blocks that keep the shape) and
-    `"stage1/scaled_distance"`; `tfresidual.tuning.DepthSearch` reports these and more. The files on
-    disk are consistent at any moment: a killed search resumes with all finished trials.
+    `"stage1/scaled_distance"`. The files on disk are consistent at any moment: a killed search
+    resumes with all finished trials.
 
     Args:
-        start: tuple of ints, the blocks of each stage in the first trial.
-        epsilon: float over 0, the largest mean scaled perturbation of a stage.
-        min_blocks: int, or one int per stage: the smallest depth, 1 or more.
-        max_blocks: int, or one int per stage: the largest depth.
-        tolerance: int, the number of blocks by which a stage of the result may be deeper than
-            necessary.
-        warm_start: whether a trial starts with the weights of the deepest finished trial that is
-            shallower, see `tfresidual.tuning.interleave`.
-        hyperparameters: a `keras_tuner.HyperParameters` with further hyperparameters, or `None`.
+        start: tuple of ints, the blocks of each stage in the first trial. For the arguments up to
+            `hyperparameters`, and `max_trials`, see `DepthSearch`.
         settings: dict of other settings that affect the measurements of a trial. A search in the
             same folder with different settings is refused.
-        max_trials: int, the largest number of trials, or `None` for no limit.
         **kwargs: `max_retries_per_trial`, `max_consecutive_failed_trials`, `tune_new_entries` and
             the other arguments of `keras_tuner.Oracle`.
 
@@ -139,7 +126,7 @@ class DepthOracle(keras_tuner.Oracle):
         self,
         start: Iterable[int],
         *,
-        epsilon: float = 0.1,
+        epsilon: float = EPSILON,
         min_blocks: int | Iterable[int] = 1,
         max_blocks: int | Iterable[int] = 128,
         tolerance: int = 0,
@@ -161,39 +148,40 @@ class DepthOracle(keras_tuner.Oracle):
         for name, at_least in counts.items():
             if name in kwargs:
                 kwargs[name] = check_int(name, kwargs[name], at_least)
-        max_trials = check_int("max_trials", max_trials, at_least=1, or_none=True)
         space = keras_tuner.HyperParameters()
         for stage, (depth, limits) in enumerate(zip(self.start, self.limits, strict=True), start=1):
             space.Int(_name(stage), *limits, default=depth)
         if hyperparameters is not None:
             if not isinstance(hyperparameters, keras_tuner.HyperParameters):
-                raise ValueError(
-                    "Argument `hyperparameters` must be a `keras_tuner.HyperParameters`. "
-                    f"Received: hyperparameters={hyperparameters!r}"
+                raise ArgumentError(
+                    "hyperparameters", "be a `keras_tuner.HyperParameters`", hyperparameters
                 )
-            for name in hyperparameters.values:
-                if _is_depth(name):
-                    raise ValueError(
-                        "Argument `hyperparameters` must not name the depths, which `start`, "
-                        f"`min_blocks` and `max_blocks` determine. Received: {name!r}"
-                    )
+            for name in filter(_is_depth, hyperparameters.values):
+                raise ArgumentError(
+                    "hyperparameters",
+                    "not name the depths, which `start`, `min_blocks` and `max_blocks` determine",
+                    said=repr(name),
+                )
             space.merge(hyperparameters)
         self.settings: dict[str, Any] = {"warm_start": self.warm_start, **(settings or {})}
         # A function that the chief calls repeatedly, see `tfresidual.tuning.workers.serve`.
         self.watch: Callable[[], object] | None = None
         self.failure: str | None = None
+        # Ids of trials to run again, the next one last.
+        self.waiting: list[str] = []
+        # When each worker was last heard of.
         self._heard: dict[str, float] = {}
-        # For each trial, the number of workers that were considered dead while running it.
+        # For each trial, the number of workers that were considered dead while running it, of times
+        # that a restarted worker has begun it again, and of its ends.
         self._left_by: collections.Counter[str] = collections.Counter()
-        # For each trial, the number of times that a restarted worker has begun it again.
         self._deaths: collections.Counter[str] = collections.Counter()
+        self._ends: collections.Counter[str] = collections.Counter()
         super().__init__(
             objective=keras_tuner.Objective(OBJECTIVE, "min"),
-            max_trials=max_trials,
+            max_trials=check_int("max_trials", max_trials, at_least=1, or_none=True),
             hyperparameters=space,
             **kwargs,
         )
-        self._display = _Display(self)
 
     # Proposals
 
@@ -207,20 +195,20 @@ class DepthOracle(keras_tuner.Oracle):
                     values = {_name(stage): int(depth) for stage, depth in depths} | others
                     if values not in running:
                         return {"status": RUNNING, "values": values | self._source(values)}
-        if any(planned.status == "searching" for _, planned in plans):
-            return {"status": "IDLE"}
-        return {"status": "STOPPED"}
+        is_searching = any(planned.status == "searching" for _, planned in plans)
+        return {"status": IDLE if is_searching else STOPPED}
 
     def _source(self, values):
         """Returns the source of a warm start, as a hyperparameter, by which workers learn of it."""
         if not self.warm_start:
             return {}
         wanted = {name: value for name, value in values.items() if _is_depth(name)}
+        others = {name: value for name, value in values.items() if name not in wanted}
         shallower = [
             trial
             for trial in self.in_order()
             if trial.status == COMPLETED
-            and self.others_of(trial) == {k: v for k, v in values.items() if k not in wanted}
+            and self.others_of(trial) == others
             and all(trial.hyperparameters.values[name] <= wanted[name] for name in wanted)
         ]
         if not shallower:
@@ -242,23 +230,23 @@ class DepthOracle(keras_tuner.Oracle):
         """Returns all combinations of the hyperparameters that are not depths, as a list of dicts.
 
         Raises:
-            ValueError: if one of them has infinitely many values or depends on a depth, or if there
-                are too many combinations.
+            ValueError: if there are too many, or one has infinitely many values or depends on a
+                depth.
         """
         found = [keras_tuner.HyperParameters()]
         for parameter in self.hyperparameters.space:
             if _is_depth(parameter.name):
                 continue
+            must = "Hyperparameters other than the depths must"
             if any(_is_depth(condition.name) for condition in parameter.conditions):
                 raise ValueError(
-                    "Hyperparameters other than the depths must not depend on them: each "
-                    f"combination of their values has depths of its own. Received: {parameter!r} "
-                    f"under {parameter.conditions!r}"
+                    f"{must} not depend on them: each combination of their values has depths of "
+                    f"its own. Received: {parameter!r} under {parameter.conditions!r}"
                 )
             if getattr(parameter, "step", 1) is None:
                 raise ValueError(
-                    "Hyperparameters other than the depths must have finitely many values: give "
-                    f"`{parameter.name}` a `step`, or use `hp.Choice`. Received: {parameter!r}"
+                    f"{must} have finitely many values: give `{parameter.name}` a `step`, or use "
+                    f"`hp.Choice`. Received: {parameter!r}"
                 )
             grown = []
             for space in found:
@@ -273,17 +261,15 @@ class DepthOracle(keras_tuner.Oracle):
                     grown[-1].values[parameter.name] = int(value) if is_int else value
             if len(grown) > MOST_COMBINATIONS:
                 raise ValueError(
-                    f"Hyperparameters other than the depths must have at most {MOST_COMBINATIONS} "
-                    "combinations: each has a search of its own. Received: more with "
-                    f"{parameter!r}"
+                    f"{must} have at most {MOST_COMBINATIONS} combinations: each has a search of "
+                    f"its own. Received: more with {parameter!r}"
                 )
             found = grown
         return [dict(space.values) for space in found]
 
-    def others_of(self, trial: keras_tuner.engine.trial.Trial) -> dict[str, Any]:
+    def others_of(self, trial: Trial) -> dict[str, Any]:
         """Returns the values of a trial's hyperparameters that are not depths."""
-        values = trial.hyperparameters.values
-        return {name: value for name, value in values.items() if not _is_depth(name, True)}
+        return {name: v for name, v in self._values(trial).items() if not _is_depth(name)}
 
     def _values(self, trial):
         values = trial.hyperparameters.values
@@ -291,11 +277,11 @@ class DepthOracle(keras_tuner.Oracle):
 
     # Measurements
 
-    def in_order(self) -> list[keras_tuner.engine.trial.Trial]:
+    def in_order(self) -> list[Trial]:
         """Returns the trials in the order in which they were started."""
         return [self.trials[trial_id] for trial_id in self.start_order]
 
-    def measurements(self, trial: keras_tuner.engine.trial.Trial) -> list[Measurement]:
+    def measurements(self, trial: Trial) -> list[Measurement]:
         """Returns the measurements of a finished trial, a list with a `Measurement` per stage."""
         return [
             Measurement(
@@ -306,7 +292,7 @@ class DepthOracle(keras_tuner.Oracle):
             for stage, depth in enumerate(blocks(trial.hyperparameters), start=1)
         ]
 
-    def score_trial(self, trial: keras_tuner.engine.trial.Trial) -> None:
+    def score_trial(self, trial: Trial) -> None:
         """Scores a trial with its number of blocks, or over a million if a stage fails the rule."""
         stages = self.measurements(trial)
         trial.best_step = 0
@@ -316,7 +302,7 @@ class DepthOracle(keras_tuner.Oracle):
         excess = [s.distance / s.counted / self.epsilon if s.counted else 10.0 for s in stages]
         trial.score = NOT_MET + min(max(excess), NOT_MET)
 
-    def verdict(self, trial: keras_tuner.engine.trial.Trial) -> str:
+    def verdict(self, trial: Trial) -> str:
         """Returns a description of how a trial ended."""
         if trial.status != COMPLETED:
             return "could not be trained"
@@ -332,18 +318,11 @@ class DepthOracle(keras_tuner.Oracle):
             f"less{f', {error}' if error else ''}"
         )
 
-    def as_built(
-        self, trial: keras_tuner.engine.trial.Trial, stage: int
-    ) -> tuple[float, bool] | None:
-        """Returns what the network of a trial gives as built, if that was measured.
+    def as_built(self, trial: Trial, stage: int) -> tuple[float, bool] | None:
+        """Returns what the network of a finished trial gave as built, if it was measured.
 
-        Args:
-            trial: a finished trial.
-            stage: int from 1.
-
-        Returns:
-            A tuple of the mean scaled perturbation of the stage in the untrained network, and
-            whether training has moved it by more than two standard errors; or `None`.
+        That is the mean scaled perturbation of a stage, from 1, and whether training has moved it
+        by more than two standard errors.
         """
         names = [log_key(name, stage) for name in (AS_BUILT, CHANGE_ERROR, MEAN)]
         if not all(map(trial.metrics.exists, names)):
@@ -351,22 +330,17 @@ class DepthOracle(keras_tuner.Oracle):
         before, error, after = (metric(trial, name) for name in names)
         return before, is_moved(before, after, error)
 
-    def error(self, trial: keras_tuner.engine.trial.Trial) -> dict[str, float]:
-        """Returns the error rate of a finished trial, and that of guessing, as far as known.
-
-        Returns:
-            A dict that may have the keys `"error"`, `"chance_error"` and `"error_se"`, see
-            `tfresidual.tuning.DepthSearch.run_trial`.
-        """
+    def error(self, trial: Trial) -> dict[str, float]:
+        """Returns those of `"error"`, `"chance_error"` and `"error_se"` that a trial has."""
         names = ("error", CHANCE_ERROR, ERROR_SE)
         return {name: metric(trial, name) for name in names if trial.metrics.exists(name)}
 
-    def get_best_trials(self, num_trials: int = 1) -> list[keras_tuner.engine.trial.Trial]:
+    def get_best_trials(self, num_trials: int = 1) -> list[Trial]:
         """Returns the trials that meet the rule in all stages, the fewest blocks first."""
         met = [t for t in self.in_order() if t.status == COMPLETED and t.score < NOT_MET]
         return sorted(met, key=lambda trial: trial.score)[:num_trials]
 
-    def is_kept_met(self, trial: keras_tuner.engine.trial.Trial) -> bool:
+    def is_kept_met(self, trial: Trial) -> bool:
         """Returns whether the network kept by a trial, one of several averaged, meets the rule."""
         return all(
             dataclasses.replace(stage, distance=metric(trial, name)).meets(self.epsilon)
@@ -374,67 +348,95 @@ class DepthOracle(keras_tuner.Oracle):
             if trial.metrics.exists(name := log_key(KEPT_DISTANCE, place))
         )
 
-    def weights_path(self, trial: keras_tuner.engine.trial.Trial) -> pathlib.Path:
-        """Returns the path of the weights of a finished trial, a `pathlib.Path`."""
-        return pathlib.Path(self._get_trial_dir(trial.trial_id)) / "checkpoint.weights.h5"
+    def weights_path(self, trial: Trial) -> pathlib.Path:
+        """Returns the path of the weights of a finished trial."""
+        return self._folder_of(trial) / WEIGHTS_FILE
 
     # Trials and workers
 
-    @keras_tuner.synchronized
-    def create_trial(self, tuner_id: str) -> keras_tuner.engine.trial.Trial:
+    def create_trial(self, tuner_id: str) -> Trial:
         self._heard[tuner_id] = time.monotonic()
         self.tuner_ids.add(tuner_id)
         try:
             self.combinations()
         except ValueError as error:
-            if not is_served():
-                raise
-            self.failure = str(error)
+            self._fail(str(error), type(error))
         if self.failure is not None:
             self.tuner_ids.discard(tuner_id)
-            return keras_tuner.engine.trial.Trial(self.get_space(), "", "STOPPED")
-        if tuner_id in self.ongoing_trials:
-            # The worker was restarted: its trial begins again.
-            trial = self.ongoing_trials[tuner_id]
+            return self._trial(STOPPED)
+        trial = self.ongoing_trials.get(tuner_id)
+        if trial is not None:
+            # The worker was restarted: its trial begins again, unless it had reported.
             self._deaths[trial.trial_id] += 1
-            if self._deaths[trial.trial_id] < MOST_DEATHS:
-                self._display.on_trial_begin(trial)
+            is_reported = trial.metrics.exists(OBJECTIVE)
+            if not is_reported and self._deaths[trial.trial_id] < MOST_DEATHS:
+                self.announce(trial)
                 return trial
-            trial.status = FAILED
-            trial.message = f"its worker died before finishing it, {MOST_DEATHS} times"
+            trial.status = COMPLETED if is_reported else FAILED
+            if not is_reported:
+                trial.message = f"its worker died before finishing it, {MOST_DEATHS} times"
             self.end_trial(trial)
-        trial = super().create_trial(tuner_id)
-        if trial.status == "STOPPED":
-            if self.ongoing_trials:
-                # This worker must stay available to take over a trial if another worker dies.
-                self.tuner_ids.add(tuner_id)
-                trial.status = "IDLE"
-            else:
-                self._heard.pop(tuner_id, None)
+        if self.waiting:
+            trial = self.trials[self.waiting.pop()]
+            trial.status = RUNNING
+        else:
+            trial = self._new_trial()
+        if trial.status == RUNNING:
+            self.ongoing_trials[tuner_id] = trial
+            self.save()
+            self.announce(trial)
+        elif trial.status == STOPPED and self.ongoing_trials:
+            # This worker must stay available to take over a trial if another worker dies.
+            trial.status = IDLE
+        elif trial.status == STOPPED:
+            self.tuner_ids.discard(tuner_id)
+            self._heard.pop(tuner_id, None)
         return trial
 
-    def get_trial(self, trial_id: str) -> keras_tuner.engine.trial.Trial:
-        for tuner_id, trial in list(self.ongoing_trials.items()):
+    def _new_trial(self):
+        trial_id = str(len(self.trials)).zfill(len(str(self.max_trials)))
+        proposed = {"status": STOPPED} if self.is_full() else self.populate_space(trial_id)
+        trial = self._trial(proposed["status"], trial_id)
+        trial.hyperparameters.values = proposed.get("values", {})
+        if trial.status == RUNNING:
+            trial.hyperparameters.ensure_active_values()
+            self.trials[trial_id] = trial
+            self.start_order.append(trial_id)
+            self._save_state_of(trial)
+        return trial
+
+    def _trial(self, status, trial_id=""):
+        return keras_tuner.engine.trial.Trial(self.get_space(), trial_id, status)
+
+    def get_trial(self, trial_id: str) -> Trial:
+        for tuner_id, trial in self.ongoing_trials.items():
             if trial.trial_id == trial_id:
                 self._heard[tuner_id] = time.monotonic()
-        return super().get_trial(trial_id)
+        if trial_id not in self.trials and is_served():
+            # The worker belongs to an earlier search that no longer exists.
+            return self._trial(STOPPED, trial_id)
+        return self.trials[trial_id]
 
-    @keras_tuner.synchronized
-    def update_trial(
-        self, trial_id: str, metrics: Mapping[str, float], step: int = 0
-    ) -> keras_tuner.engine.trial.Trial:
+    def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Trial:
         trial = self.trials.get(trial_id)
         if trial is None:
-            # The worker belongs to an earlier search that no longer exists.
-            return keras_tuner.engine.trial.Trial(self.get_space(), trial_id, "STOPPED")
+            return self._trial(STOPPED, trial_id)
         if trial.metrics.exists(OBJECTIVE):
             # This worker had been considered dead, and another one has already reported the trial.
             return trial
-        return super().update_trial(trial_id, metrics, step)
+        if OBJECTIVE not in metrics:
+            raise ValueError(
+                f"Objective value missing in metrics reported to the oracle: {OBJECTIVE!r}. "
+                f"Received: {sorted(metrics)}"
+            )
+        for name, value in metrics.items():
+            trial.metrics.update(name, value, step=step)
+        self._save_state_of(trial)
+        return trial
 
-    @keras_tuner.synchronized
-    def end_trial(self, trial: keras_tuner.engine.trial.Trial) -> None:
-        if trial.trial_id in self.end_order or trial.trial_id not in self.trials:
+    def end_trial(self, trial: Trial) -> None:
+        own = self.trials.get(trial.trial_id)
+        if own is None or trial.trial_id in self.end_order:
             self._release(trial.trial_id)
             return
         if trial.status != COMPLETED:
@@ -444,50 +446,81 @@ class DepthOracle(keras_tuner.Oracle):
                 # run once more.
                 self._left_by[trial.trial_id] -= 1
                 return
-            trial.message = trial.message or message_of_worker(self._get_trial_dir(trial.trial_id))
-        if trial.trial_id in self._retry_queue:
-            self._retry_queue.remove(trial.trial_id)
+            trial.message = trial.message or self._message_of_worker(trial)
+        if trial.trial_id in self.waiting:
+            self.waiting.remove(trial.trial_id)
         if self.end_order and not self._knows(trial.hyperparameters):
-            self._give_up(
+            self.ongoing_trials.clear()
+            self._fail(
                 "Hyperparameters other than the depths must not depend on them, and must be "
                 "requested in every trial. Received: new ones in the trial with the values "
                 f"{trial.hyperparameters.values!r}"
             )
             return
         # A worker returns numbers rounded to single precision.
-        own = self.trials[trial.trial_id].hyperparameters.values
-        trial.hyperparameters.values = {**trial.hyperparameters.values, **own}
-        try:
-            super().end_trial(trial)
-        except RuntimeError as error:
-            # There were too many failures in a row. A chief must not raise an error in a request
-            # thread.
-            self.failure = _in_one_paragraph(str(error))
-            self._release(trial.trial_id)
-            self._save_trial(self.trials[trial.trial_id])
-            self.save()
-            if not is_served():
-                raise
+        values = trial.hyperparameters.values | own.hyperparameters.values
+        own.hyperparameters, own.hyperparameters.values = trial.hyperparameters, values
+        own.status, own.message = trial.status, trial.message
+        self.update_space(own.hyperparameters)
+        own.hyperparameters.ensure_active_values()
+        if own.status == COMPLETED:
+            self.score_trial(own)
+        self._ends[own.trial_id] += 1
+        if own.status == INVALID and self._ends[own.trial_id] <= self.max_retries_per_trial:
+            self.waiting.append(own.trial_id)
+        else:
+            own.status = FAILED if own.status == INVALID else own.status
+            self.end_order.append(own.trial_id)
+        self._save_state_of(own)
+        self.save()
+        self._tell_end(own)
+        self._release(own.trial_id)
+        self._check_failures(own)
+
+    def _message_of_worker(self, trial):
+        path = self._folder_of(trial) / FAILURE_FILE
+        return path.read_text(errors="replace") if path.exists() else None
 
     def _knows(self, hyperparameters):
         known = {parameter.name for parameter in self.hyperparameters.space}
         return {parameter.name for parameter in hyperparameters.space} <= known
 
-    def _give_up(self, message):
+    def _check_failures(self, trial):
+        """Ends the search after too many failures in a row."""
+        limit = self.max_consecutive_failed_trials
+        last = [self.trials[trial_id].status for trial_id in self.end_order[-limit:]]
+        if trial.status == FAILED and last == [FAILED] * limit:
+            reason = (trial.message or "").strip().splitlines()
+            end = f" The last: {reason[-1]}" if reason else ""
+            self._fail(
+                f"Number of consecutive failures exceeded the limit of {limit}.{end}", SearchError
+            )
+
+    def _fail(self, message, kind=ValueError):
         """Ends the search. A chief must not raise an error in a request thread."""
+        if kind is SearchError or is_served():
+            self.failure = message
         if not is_served():
-            raise ValueError(message)
-        self.failure = message
-        self.ongoing_trials.clear()
+            raise kind(message)
 
     def _release(self, trial_id):
-        self.ongoing_trials = {
-            tuner_id: trial
-            for tuner_id, trial in self.ongoing_trials.items()
-            if trial.trial_id != trial_id
-        }
+        for tuner_id, trial in list(self.ongoing_trials.items()):
+            if trial.trial_id == trial_id:
+                del self.ongoing_trials[tuner_id]
 
-    @keras_tuner.synchronized
+    def _tell_end(self, trial):
+        """Prints the rule instead of the score, which may be a penalty that says little."""
+        if self.verbose < 1:
+            return
+        took, total = self.durations(trial, datetime.now())
+        number = self.start_order.index(trial.trial_id) + 1
+        depths = blocks_text(blocks(trial.hyperparameters))
+        print(f"\nTrial {number}, {depths} [{took}]: {self.verdict(trial)}")
+        best = self.get_best_trials()
+        fewest = " ".join(map(str, blocks(best[0].hyperparameters))) if best else "none yet"
+        print(f"Fewest blocks that meet the rule so far: {fewest}")
+        print(f"Total elapsed time: {total}")
+
     def release_silent(self) -> None:
         """Forgets workers that have been silent for too long and frees their trials for others."""
         now = time.monotonic()
@@ -498,19 +531,18 @@ class DepthOracle(keras_tuner.Oracle):
                 trial = self.ongoing_trials.pop(tuner_id, None)
                 if trial is not None:
                     self._left_by[trial.trial_id] += 1
-                    self._retry_queue.append(trial.trial_id)
+                    self.waiting.append(trial.trial_id)
                     self.save()
 
-    @keras_tuner.synchronized
     def is_over(self) -> bool:
         """Returns whether the search has ended and every worker has been told."""
         if self.ongoing_trials or self.tuner_ids:
             return False
         if self.failure is not None:
             return True
-        if self._retry_queue:
+        if self.waiting:
             return False
-        return self.is_full() or self.populate_space(None)["status"] == "STOPPED"
+        return self.is_full() or self.populate_space(None)["status"] == STOPPED
 
     def is_full(self) -> bool:
         """Returns whether the largest allowed number of trials has been started."""
@@ -518,11 +550,18 @@ class DepthOracle(keras_tuner.Oracle):
 
     # Files
 
-    def save(self) -> None:
-        write_json(self._get_oracle_fname(), self.get_state())
+    def is_begun(self) -> bool:
+        """Returns whether the folder contains a search, see `search_files.is_begun`."""
+        return is_begun(self.folder)
 
-    def _save_trial(self, trial):
-        write_json(trial_file(self._get_trial_dir(trial.trial_id)), trial.get_state())
+    def save(self) -> None:
+        write_json(self.folder / ORACLE_FILE, self.get_state())
+
+    def _folder_of(self, trial):
+        return self.folder / f"trial_{trial.trial_id}"
+
+    def _save_state_of(self, trial):
+        write_json(self._folder_of(trial) / TRIAL_FILE, trial.get_state())
 
     def get_state(self) -> dict[str, Any]:
         search = {
@@ -533,22 +572,14 @@ class DepthOracle(keras_tuner.Oracle):
             "settings": self.settings,
             "max_trials": self.max_trials,
         }
-        return {**super().get_state(), "depth_search": search}
-
-    def is_begun(self) -> bool:
-        """Returns whether the folder contains a search.
-
-        Raises:
-            FileNotFoundError: if the folder contains trials but not the file of their search.
-        """
-        return is_begun(pathlib.Path(self._get_oracle_fname()))
+        own = {"run_times": self._ends, "retry_queue": self.waiting, "depth_search": search}
+        return super().get_state() | own
 
     def reload(self, look: bool = False) -> None:
         """Restores a search from the files of an earlier process, which may have been killed.
 
-        A trial whose measurements are on disk counts as finished. Any other trial is run again: by
-        the worker that had it if a chief was restarted, and otherwise by the first worker that
-        asks.
+        A trial whose measurements are on disk counts as finished. Any other is run again: by the
+        worker that had it if a chief was restarted, and otherwise by the first worker that asks.
 
         Args:
             look: whether to only read and write nothing, because another process may be searching.
@@ -556,96 +587,84 @@ class DepthOracle(keras_tuner.Oracle):
         Raises:
             ValueError: if the folder contains a different search, or a file in it is damaged.
         """
-        path = pathlib.Path(self._get_oracle_fname())
+        path = self.folder / ORACLE_FILE
         # This file is read before the trials, because a writer saves a trial before listing it
         # here.
         state = read_json(path, REMEDY)
         self._check_same_search(state, path)
-        trials = [self._read_trial(path) for path in trial_files(path.parent)]
-        self.trials: dict[str, keras_tuner.engine.trial.Trial] = {t.trial_id: t for t in trials}
+        trials = [self._read_trial(path) for path in trial_files(self.folder)]
+        self.trials: dict[str, Trial] = {t.trial_id: t for t in trials}
         declared: keras_tuner.HyperParameters = self.hyperparameters
         with reading(path):
-            # A trial that had just started when the folder was copied may be missing.
-            owners = {
-                trial_id: tuner_id
-                for tuner_id, trial_id in state["ongoing_trials"].items()
-                if trial_id in self.trials
-            }
+            owners = {trial_id: tuner_id for tuner_id, trial_id in state["ongoing_trials"].items()}
             self.set_state({**state, "ongoing_trials": {}})
-            lost = self._lost()
+            self._ends = collections.Counter(state["run_times"])
+            # The id of a new trial is the number of existing trials. One that had just started when
+            # the folder was copied may be missing.
+            lost = [
+                trial_id
+                for trial_id in dict.fromkeys([*self.start_order, *self.end_order])
+                if trial_id not in self.trials
+                and (trial_id in self.end_order or int(trial_id) < len(self.trials))
+            ]
         if lost:
             raise ValueError(
                 "The folder of the search must hold all of its trials. Put them back, or search "
-                f"in another folder. Received: folder={str(path.parent)!r} without trial "
-                f"{', '.join(dict.fromkeys(lost))}"
+                f"in another folder. Received: folder={str(self.folder)!r} without trial "
+                f"{', '.join(lost)}"
             )
         # The space is that of the current program, plus the hyperparameters its trials asked for.
         declared.merge(self.hyperparameters, overwrite=False)
         self.hyperparameters: keras_tuner.HyperParameters = declared
         self.failure = None
-        self.start_order: list[str] = [t for t in self.start_order if t in self.trials]
-        self.start_order += [t for t in self.trials if t not in self.start_order]
-        self._retry_queue: list[str] = []
-        self.ongoing_trials, self._heard = {}, {}
+        known = dict.fromkeys([*self.start_order, *self.trials])
+        self.start_order: list[str] = [t for t in known if t in self.trials]
+        self.ongoing_trials: dict[str, keras_tuner.engine.trial.Trial] = {}
+        self.waiting, self._heard = [], {}
         self._continue(owners, look)
         ended = [t.trial_id for t in self.in_order() if t.status in (COMPLETED, FAILED)]
-        self.end_order: list[str] = [t for t in self.end_order if t in ended]
-        self.end_order += [t for t in ended if t not in self.end_order]
+        known = dict.fromkeys([*self.end_order, *ended])
+        self.end_order: list[str] = [t for t in known if t in ended]
         if not look:
             self._retry_failures()
 
     def _check_same_search(self, state, path):
-        """Raises a `ValueError` if the state in the file at `path` is that of another search."""
-        folder = path.parent
+        """Raises a `ValueError` if the state in a file is that of another search."""
         if "depth_search" not in state:
             raise ValueError(
                 "The folder holds a search of another kind. Choose another `project_name`. "
-                f"Received: folder={str(folder)!r}"
+                f"Received: folder={str(self.folder)!r}"
             )
         with reading(path):
             stages = len(state["depth_search"]["start"])
             before = dict(state["depth_search"]["settings"])
         if stages != len(self.start):
-            raise ValueError(
-                "Argument `start` must name as many stages as the search in the folder has, "
-                f"{stages}, or `project_name` be another. Received: start={self.start}, "
-                f"folder={str(folder)!r}"
+            raise ArgumentError(
+                "start",
+                f"name as many stages as the search in the folder has, {stages}, or "
+                "`project_name` be another",
+                start=self.start,
+                folder=str(self.folder),
             )
-        check_same_settings(before, self.settings, folder)
-
-    def _lost(self):
-        """Returns the ids of trials that the search has had and whose files are gone."""
-        # The id of a new trial is the number of existing trials.
-        return [
-            trial_id
-            for trial_id in [*self.start_order, *self.end_order]
-            if trial_id not in self.trials
-            and (trial_id in self.end_order or int(trial_id) < len(self.trials))
-        ]
+        check_same_settings(before, self.settings, self.folder)
 
     def _continue(self, owners, look):
-        """Ends the trials whose measurements are on disk; the others run again.
-
-        Args:
-            owners: dict of the workers that had trials, by the id of the trial.
-            look: as in `reload`.
-        """
+        """Ends trials whose measurements are on disk; others run again, by `owners` if known."""
         for trial in reversed(self.in_order()):
             if trial.status == RUNNING and trial.metrics.exists(OBJECTIVE):
                 trial.status = COMPLETED
             if trial.status == COMPLETED:
                 # The epsilon of the rule may have changed.
-                before, trial.score = trial.score, None
+                before = trial.score
                 self.score_trial(trial)
                 if before != trial.score and not look:
-                    self._save_trial(trial)
-            if trial.status in (COMPLETED, FAILED):
-                continue
-            trial.status = RUNNING
-            if is_served() and trial.trial_id in owners:
-                self.ongoing_trials[owners[trial.trial_id]] = trial
-            else:
-                self._retry_queue.append(trial.trial_id)
+                    self._save_state_of(trial)
+            elif trial.status != FAILED:
+                trial.status = RUNNING
+                if is_served() and trial.trial_id in owners:
+                    self.ongoing_trials[owners[trial.trial_id]] = trial
+                else:
+                    self.waiting.append(trial.trial_id)
 
     def _read_trial(self, path):
         state = read_json(path, REMEDY)
@@ -684,18 +703,19 @@ class DepthOracle(keras_tuner.Oracle):
         for trial_id in sorted(retried, key=self.start_order.index, reverse=True):
             trial = self.trials[trial_id]
             trial.status, trial.message = RUNNING, None
-            self._run_times.pop(trial_id, None)
-            self._retry_queue.append(trial_id)
+            del self._ends[trial_id]
+            self.waiting.append(trial_id)
         self.end_order = [trial_id for trial_id in self.end_order if trial_id not in retried]
 
 
 def check_no_objective(given):
     """Raises a `ValueError` if a user gives the objective of a tuner of keras-tuner."""
     if "objective" in given:
-        raise ValueError(
-            "Argument `objective` must not be given: a search for depth has its own, the fewest "
-            "blocks with which every stage meets the rule of `epsilon`. "
-            f"Received: objective={given['objective']!r}"
+        raise ArgumentError(
+            "objective",
+            "not be given: a search for depth has its own, the fewest blocks with which every "
+            "stage meets the rule of `epsilon`",
+            given["objective"],
         )
 
 
@@ -703,29 +723,19 @@ def check_same_settings(before, settings, folder):
     """Raises a `ValueError` if a setting is not what it was in the search in a folder."""
     for name, value in settings.items():
         if before.get(name, value) != value:
-            raise ValueError(
-                f"Argument `{name}` must be what it was when the search in the folder began, "
-                f"{before[name]!r}, or `project_name` be another. Received: "
-                f"{name}={value!r}, folder={str(folder)!r}"
+            raise ArgumentError(
+                name,
+                "be what it was when the search in the folder began, "
+                f"{before[name]!r}, or `project_name` be another",
+                **{name: value, "folder": str(folder)},
             )
-
-
-def _in_one_paragraph(text):
-    """Returns the first and the last line of an error that contains a traceback."""
-    lines = text.strip().splitlines()
-    return lines[0] if len(lines) == 1 else f"{lines[0]} The last: {lines[-1]}"
-
-
-def is_served():
-    """Returns whether this process is a chief, which gives trials to workers."""
-    return "KERASTUNER_ORACLE_IP" in os.environ
 
 
 def metric(trial, name):
     """Returns a number that a trial reported, as it was before rounding to single precision.
 
-    Workers report numbers in single precision. The result must not depend on which process ran the
-    trial, and must print as it was measured: 0.3 and not 0.30000001192.
+    Workers report in single precision. The result must not depend on which process ran the trial,
+    and must print as it was measured: 0.3 and not 0.30000001192.
     """
     return float(str(np.float32(trial.metrics.get_best_value(name))))
 
@@ -734,9 +744,8 @@ def _name(stage):
     return f"blocks{stage}"
 
 
-def _is_depth(name, or_internal=False):
-    internal = or_internal and name.startswith("tuner/")
-    return internal or (name.startswith("blocks") and name[len("blocks") :].isdigit())
+def _is_depth(name):
+    return name.startswith("blocks") and name[len("blocks") :].isdigit()
 
 
 def _checked_limits(start, min_blocks, max_blocks):
@@ -744,48 +753,23 @@ def _checked_limits(start, min_blocks, max_blocks):
     for name, bound in {"min_blocks": min_blocks, "max_blocks": max_blocks}.items():
         bounds[name] = check_ints(name, [bound] * len(start) if is_int(bound) else bound, 1)
         if len(bounds[name]) != len(start):
-            raise ValueError(
-                f"Argument `{name}` must be an int, or one per stage as in `start`. "
-                f"Received: {name}={bound!r}, start={start!r}"
-            )
+            must = "be an int, or one per stage as in `start`"
+            raise ArgumentError(name, must, **{name: bound, "start": start})
     limits = list(zip(*bounds.values(), strict=True))
     if not all(low <= depth <= high for depth, (low, high) in zip(start, limits, strict=True)):
-        raise ValueError(
-            "Argument `start` must be between `min_blocks` and `max_blocks`. Received: "
-            f"start={start!r}, min_blocks={min_blocks!r}, max_blocks={max_blocks!r}"
+        raise ArgumentError(
+            "start",
+            "be between `min_blocks` and `max_blocks`",
+            start=start,
+            min_blocks=min_blocks,
+            max_blocks=max_blocks,
         )
     return limits
 
 
 def error_text(error):
-    """Returns an error rate as text, beside that of guessing; empty if it is not known.
-
-    Args:
-        error: dict, see `DepthOracle.error`.
-    """
+    """Returns an error rate as text, see `DepthOracle.error`, beside that of guessing, if known."""
     if "error" not in error:
         return ""
     chance = f", chance {error[CHANCE_ERROR]:.1%}" if CHANCE_ERROR in error else ""
     return f"error {error['error']:.1%}{chance}"
-
-
-class _Display(Display):
-    """Display of trials by keras-tuner, with the rule instead of the score.
-
-    The score of a trial that does not meet the rule is a penalty, which is not informative.
-    """
-
-    def on_trial_end(self, trial):
-        if self.verbose < 1:
-            return
-        # A restarted chief does not know when the trial started.
-        now = datetime.now()
-        took = self.format_duration(now - self.trial_start.get(trial.trial_id, now))
-        number = self.oracle.start_order.index(trial.trial_id) + 1
-        depths = blocks_text(blocks(trial.hyperparameters))
-        print(f"\nTrial {number}, {depths} [{took}]: {self.oracle.verdict(trial)}")
-        best = self.oracle.get_best_trials()
-        fewest = " ".join(map(str, blocks(best[0].hyperparameters))) if best else "none yet"
-        print(f"Fewest blocks that meet the rule so far: {fewest}")
-        total = self.format_duration(now - (self.search_start or now))
-        print(f"Total elapsed time: {total}")

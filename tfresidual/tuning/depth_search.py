@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import itertools
 import math
 import os
@@ -20,7 +22,7 @@ from keras_tuner import errors
 from keras_tuner.engine.tuner import maybe_distribute
 
 from tfresidual import probes, sources
-from tfresidual.arguments import check_int, check_number
+from tfresidual.arguments import ArgumentError, check_int, check_number
 from tfresidual.machine.archives import RefusedFileError, check_weights_file
 from tfresidual.machine.files import check_room, damaged, read_json, replacing
 from tfresidual.machine.first_step import build_optimizer, traced_once
@@ -31,6 +33,7 @@ from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import batches_of, check_data
 from tfresidual.routing.chain import Chain
 from tfresidual.routing.images import check_images
+from tfresidual.settings import EPSILON
 from tfresidual.tuning import fingerprint
 from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, MEAN, compared_with_built, values_of
 from tfresidual.tuning.chance import ERROR_SE, class_of_metric, error_of_guessing
@@ -43,13 +46,15 @@ from tfresidual.tuning.depth_oracle import (
     blocks_text,
     check_no_objective,
     check_same_settings,
-    is_served,
 )
+from tfresidual.tuning.keras_tuner_internals import BuildingTuner
 from tfresidual.tuning.search_files import (
     FAILURE_FILE,
     NETWORK_FILE,
     ORACLE_FILE,
     REMEDY,
+    WEIGHTS_FILE,
+    TrialFileError,
     reading,
     write_json,
 )
@@ -59,9 +64,10 @@ from tfresidual.tuning.warm_start import interleave
 from tfresidual.tuning.workers import (
     POLL,
     ChiefConnectionError,
-    SearchError,
     check_environment,
     heartbeat,
+    is_served,
+    is_worker,
     serve,
     wait_for_chief,
 )
@@ -69,6 +75,8 @@ from tfresidual.tuning.workers import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
+
+    from keras_tuner.engine.trial import Trial
 
     from tfresidual.tuning.trace import Outcome
     from tfresidual.types import Frame, Images
@@ -82,32 +90,23 @@ ORACLE_ARGUMENTS = (
 )
 # Metrics whose complement is an error rate.
 ACCURACY_METRICS = (
-    "exact_match",
-    "accuracy",
-    "acc",
-    "categorical_accuracy",
-    "sparse_categorical_accuracy",
+    *("exact_match", "accuracy", "acc", "categorical_accuracy", "sparse_categorical_accuracy"),
 )
-
-
+# Methods of callbacks that call those of a tuner.
+HOOKS = ("on_epoch_begin", "on_epoch_end", "on_train_batch_begin", "on_train_batch_end")
 # What HDF5 writes beside each variable, in bytes.
 HEADER_BYTES = 4096
 
 
-class TrialFileError(errors.FatalError, OSError):
-    """A file that a trial needs cannot be read or written; other depths will not help."""
-
-
-class DepthSearch(keras_tuner.Tuner):
+class DepthSearch(BuildingTuner):
     """Tuner that searches for the fewest blocks per stage that meet the stopping rule.
 
     A trial trains a network with the arguments of `search`, then measures the scaled computational
     distance of every stage on held-out images, and what the same network gives as built. A
     `DepthOracle` proposes the next depths; its documentation describes how, and when the search
-    ends. Networks are any Keras models with residual additions on one trunk, in which
-    `tfresidual.chain` finds the stages. Everything else is as in keras-tuner:
-    `search`, `results_summary`, `get_best_hyperparameters`, `get_best_models`, callbacks,
-    TensorBoard, `overwrite`, `max_trials`, further hyperparameters.
+    ends. Networks are any Keras models in which `tfresidual.chain` finds the stages. Everything
+    else is as in keras-tuner: `search`, `results_summary`, `get_best_hyperparameters`,
+    `get_best_models`, callbacks, TensorBoard, `overwrite`, `max_trials`, further hyperparameters.
 
     The seed of a trial is determined by its depths: a repeated search gives the same result if the
     data has the same order. An interrupted search resumes when the same program runs again:
@@ -131,7 +130,7 @@ class DepthSearch(keras_tuner.Tuner):
             chain has `tuning.blocks(hp)` blocks in its stages, or a `keras_tuner.HyperModel`.
         epsilon: float over 0, the largest mean scaled perturbation of a stage.
         start: tuple of ints, the blocks of each stage in the first trial.
-        min_blocks: int, or one int per stage: the smallest depth.
+        min_blocks: int, or one int per stage: the smallest depth, 1 or more.
         max_blocks: int, or one int per stage: the largest depth.
         tolerance: int, the number of blocks by which a stage of the result may be deeper than
             necessary.
@@ -165,7 +164,7 @@ class DepthSearch(keras_tuner.Tuner):
         self,
         hypermodel: Callable[[keras_tuner.HyperParameters], keras.Model] | keras_tuner.HyperModel,
         *,
-        epsilon: float = 0.1,
+        epsilon: float = EPSILON,
         start: Iterable[int] = (4, 4, 4),
         min_blocks: int | Iterable[int] = 1,
         max_blocks: int | Iterable[int] = 128,
@@ -185,18 +184,16 @@ class DepthSearch(keras_tuner.Tuner):
         seed = check_int("seed", seed, at_least=0, at_most=2**31 - 1)
         chief_timeout = check_number("chief_timeout", chief_timeout, over=0)
         if not callable(hypermodel) and not isinstance(hypermodel, keras_tuner.HyperModel):
-            raise ValueError(
-                "Argument `hypermodel` must be a function of hyperparameters, or a "
-                f"`keras_tuner.HyperModel`. Received: hypermodel={hypermodel!r}"
-            )
+            must = "be a function of hyperparameters, or a `keras_tuner.HyperModel`"
+            raise ArgumentError("hypermodel", must, hypermodel)
         if chain is not None and not callable(chain):
-            raise ValueError(
-                "Argument `chain` must be a function that returns the chain of a network, such as "
-                f"`tfresidual.chain`. Received: chain={chain!r}"
+            raise ArgumentError(
+                "chain",
+                "be a function that returns the chain of a network, such as `tfresidual.chain`",
+                chain,
             )
         name = "executions_per_trial"
         executions = check_int(name, kwargs.get(name, 1), at_least=1)
-        of_oracle = {name: kwargs.pop(name) for name in ORACLE_ARGUMENTS if name in kwargs}
         oracle = DepthOracle(
             start,
             epsilon=epsilon,
@@ -207,28 +204,29 @@ class DepthSearch(keras_tuner.Tuner):
             hyperparameters=hyperparameters,
             settings={"seed": seed, "executions_per_trial": executions},
             max_trials=max_trials,
-            **of_oracle,
+            **{name: kwargs.pop(name) for name in ORACLE_ARGUMENTS if name in kwargs},
         )
         self.epsilon: float = epsilon
         self.seed: int = seed
         self.probe_data: Images | None = probe_data
         self.chain: Callable[[keras.Model], Chain] | None = chain
         self.chief_timeout: float = chief_timeout
-        self._asked = False
-        self._is_compared = False
-        self._execution, self._least = 0, math.inf
-        self._error = None
+        self._is_compared, self._least = False, math.inf
         # What is known of the validation data, which is read once.
         self._guessing = None
-        if kwargs.pop("overwrite", False) and not self._is_worker() and not was_started_before():
+        if kwargs.pop("overwrite", False) and not is_worker() and not was_started_before():
             _clear(kwargs.get("directory"), kwargs.get("project_name"))
         super().__init__(oracle, hypermodel, **kwargs)
-        if self._is_worker():
+        if is_worker():
             wait_for_chief(self.oracle, chief_timeout)
-        elif self.oracle.is_begun() and os.path.lexists(
-            os.path.join(self.project_dir, NETWORK_FILE)
-        ):
-            self._compare_network()
+        elif self.oracle.is_begun():
+            # The hyperparameters of this program count, not those of the one that began the search.
+            self.oracle.reload(look=True)
+            if os.path.lexists(self._path(NETWORK_FILE)):
+                self._compare_network()
+
+    def _path(self, name):
+        return pathlib.Path(self.project_dir, name)
 
     # Search
 
@@ -249,18 +247,19 @@ class DepthSearch(keras_tuner.Tuner):
                 written, for example because the disk is full; the search can be resumed.
             SearchError: if too many trials failed in a row.
         """
-        if self.probe_data is None and fit_kwargs.get("validation_data") is None:
-            raise ValueError(
-                "Argument `validation_data` must hold the images to measure on, or `probe_data` "
-                "must be given to `DepthSearch`. Received: validation_data=None"
-            )
         data, name = self._images(fit_kwargs)
+        if data is None:
+            raise ArgumentError(
+                "validation_data",
+                "hold the images to measure on, or `probe_data` must be given to `DepthSearch`",
+                None,
+            )
         try:
             check_data(data, again=True)
         except (ValueError, TypeError) as error:
             raise ValueError(_of_images(name, data, error)) from error
         end_with_supervisor()
-        if self._is_worker():
+        if is_worker():
             try:
                 super().search(*fit_args, **fit_kwargs)
             except ChiefConnectionError:
@@ -281,31 +280,18 @@ class DepthSearch(keras_tuner.Tuner):
                 self.oracle.settings = begun
                 raise
             self.save()
-            if "verbose" in fit_kwargs:
-                self.oracle.verbose = fit_kwargs["verbose"]
             if is_served():
+                self.oracle.verbose = fit_kwargs.get("verbose", self.oracle.verbose)
                 serve(self.oracle)
-                return
-            try:
+            else:
                 super().search(*fit_args, **fit_kwargs)
-            except RuntimeError:
-                if self.oracle.failure is None:
-                    raise
-                raise SearchError(self.oracle.failure) from None
 
     def pre_create_trial(self) -> None:
-        if self._asked:
-            # The chief has no trial for this worker at the moment.
+        if is_worker():
+            # The chief may have no trial for this worker at the moment, and is asked again.
             time.sleep(POLL)
-        self._asked = True
 
-    def on_trial_begin(self, trial: keras_tuner.engine.trial.Trial) -> None:
-        self._asked = False
-        super().on_trial_begin(trial)
-
-    def run_trial(
-        self, trial: keras_tuner.engine.trial.Trial, *args: Any, **kwargs: Any
-    ) -> dict[str, float]:
+    def run_trial(self, trial: Trial, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Trains, measures and saves the network of a trial.
 
         Returns:
@@ -324,64 +310,76 @@ class DepthSearch(keras_tuner.Tuner):
             those of the execution whose worst stage has the smallest mean;
             `"stage1/kept_scaled_distance"` is the distance of that execution.
         """
-        self._execution, self._least = 0, math.inf
-        beats = heartbeat(self.oracle, trial.trial_id) if self._is_worker() else None
-        with beats or contextlib.nullcontext():
-            return _averaged(super().run_trial(trial, *args, **kwargs))
-
-    def _run_and_update_trial(self, trial, *args, **kwargs):
-        if trial.metrics.exists(OBJECTIVE):
-            # This worker was killed after reporting and before ending the trial.
-            return
+        given = kwargs.pop("callbacks", None) or ()
+        beats = heartbeat(self.oracle, trial.trial_id) if is_worker() else contextlib.nullcontext()
+        results = []
         try:
-            super()._run_and_update_trial(trial, *args, **kwargs)
+            with beats:
+                for execution in range(self.executions_per_trial):
+                    callbacks = self._copied(given, trial, execution)
+                    results.append(
+                        self.execute(trial, execution, *args, callbacks=callbacks, **kwargs)
+                    )
+        except (errors.FatalError, ConnectionError):
+            raise
         except OSError as error:
-            if isinstance(error, (errors.FatalError, ConnectionError)):
-                raise
             # keras-tuner would count the trial as failed, and print where.
             raise TrialFileError(str(error)) from error
         except PROGRAM_ERRORS as error:
-            self._error = error
-            raise
-
-    def _try_run_and_update_trial(self, trial, *args, **kwargs):
-        super()._try_run_and_update_trial(trial, *args, **kwargs)
-        if trial.message and self._error is not None:
-            error, self._error = self._error, None
             # The program is faulty; shallower networks will not help.
             raise errors.FatalRuntimeError(
                 f"A trial failed with {type(error).__name__}: {error}"
             ) from error
+        return _averaged(results)
 
-    def on_trial_end(self, trial: keras_tuner.engine.trial.Trial) -> None:
-        if trial.message and self._is_worker():
-            # The report of a worker to its chief does not include the message.
-            path = pathlib.Path(self.get_trial_dir(trial.trial_id), FAILURE_FILE)
-            with replacing(path) as written:
-                written.write_text(trial.message)
-        super().on_trial_end(trial)
+    def _copied(self, given, trial, execution):
+        try:
+            callbacks = copy.deepcopy(list(given))
+        except Exception as error:
+            raise errors.FatalValueError(
+                "Argument `callbacks` must hold callbacks that `copy.deepcopy` copies, since each "
+                f"training has its own. Received: callbacks={given!r}"
+            ) from error
+        self.log_below(callbacks, trial, execution)
+        return callbacks
 
-    def _build_and_fit_model(self, trial, *args, **kwargs):
-        if self._is_worker() and not self._is_compared:
+    def execute(
+        self, trial: Trial, execution: int, *args: Any, callbacks: list[Any], **kwargs: Any
+    ) -> dict[str, float]:
+        """Trains, measures and saves the network of a trial once.
+
+        Args:
+            trial: the trial.
+            execution: int from 0, the number of the training in the trial.
+            *args: positional arguments of `search`.
+            callbacks: list of callbacks that belong to this training.
+            **kwargs: the other arguments of `search`.
+
+        Returns:
+            What this training measured, see `run_trial`.
+        """
+        if is_worker() and not self._is_compared:
             self._compare_with_chief(args, kwargs)
         begun = time.monotonic()
         depths = blocks(trial.hyperparameters)
-        keras.utils.set_random_seed(self._seed_of(depths))
-        network = self._try_build(trial.hyperparameters)
+        # The seed does not depend on the process, nor on the trials before.
+        seeds = np.random.SeedSequence([self.seed, execution, *depths])
+        keras.utils.set_random_seed(int(seeds.generate_state(1)[0] >> 1))
+        network = self.build_network(trial.hyperparameters)
         if network.built:
             # Before the chain is made, which may compute with images.
             _check_memory(network, depths, args, kwargs)
-        try:
+        with _fatal():
             self._check_fit(network)
-        except ValueError as error:
-            raise errors.FatalValueError(str(error)) from error
         chain = self._checked_chain(network, depths, kwargs)
         _check_compiled(network, self.distribution_strategy)
         built = values_of(network)
         self._warm_start(trial, network)
-        # The saved network must be the one that is measured, not that of its best epoch.
-        callbacks = kwargs.pop("callbacks")
-        callbacks = [c for c in callbacks if type(c).__name__ != "SaveBestEpoch"]
+        calls = {
+            name: functools.partial(getattr(self, name.replace("train_", "")), trial, network)
+            for name in HOOKS
+        }
+        callbacks = [*callbacks, keras.callbacks.LambdaCallback(**calls)]
         with traced_once(network):
             results = self.hypermodel.fit(
                 trial.hyperparameters, network, *args, callbacks=callbacks, **kwargs
@@ -391,42 +389,41 @@ class DepthSearch(keras_tuner.Tuner):
         if isinstance(results, dict):
             measured = {name: float(value) for name, value in results.items()} | measured
         worst = _worst(measured)
-        if worst < self._least:
+        if not execution or worst < self._least:
             self._least = worst
-            with replacing(self._get_checkpoint_fname(trial.trial_id)) as written:
+            with replacing(pathlib.Path(self.get_trial_dir(trial.trial_id), WEIGHTS_FILE)) as path:
                 # A process in which HDF5 finds a full disk crashes when it saves the next file.
-                check_room(written, _bytes_in_hdf5(network))
-                network.save_weights(written)
-        self._execution += 1
+                check_room(path, _bytes_in_hdf5(network))
+                network.save_weights(path)
         data, _ = self._images(kwargs)
         for stage, numbers in compared_with_built(network, chain, built, data).items():
             measured |= {log_key(name, stage): number for name, number in numbers.items()}
         return measured | {"seconds": time.monotonic() - begun}
 
+    def on_trial_end(self, trial: Trial) -> None:
+        if trial.message and is_worker():
+            # The report of a worker to its chief does not include the message.
+            with replacing(pathlib.Path(self.get_trial_dir(trial.trial_id), FAILURE_FILE)) as path:
+                path.write_text(trial.message)
+        super().on_trial_end(trial)
+
     def _compare_with_chief(self, fit_args, fit_kwargs):
         """Raises an error if the chief began a search of other networks, or with other data."""
-        path = pathlib.Path(self.project_dir, ORACLE_FILE)
+        path = self._path(ORACLE_FILE)
         with reading(path):
             before = read_json(path, REMEDY)["depth_search"]["settings"]
         settings = fingerprint.of_fit(fit_args, fit_kwargs, self.probe_data)
-        try:
+        with _fatal():
             check_same_settings(before, settings, path.parent)
             self._compare_network()
-        except ValueError as error:
-            raise errors.FatalValueError(str(error)) from error
 
     def _compare_network(self):
-        """Compares the network at the start of the search with the one that the folder records.
-
-        Raises:
-            ValueError: if it is another one.
-        """
-        if self._is_compared:
+        """Compares the network at the start of the search with the recorded one, or records it."""
+        path = self._path(NETWORK_FILE)
+        is_there = os.path.lexists(path)
+        if self._is_compared or (is_worker() and not is_there):
             return
-        path = pathlib.Path(self.project_dir, NETWORK_FILE)
-        if self._is_worker() and not os.path.lexists(path):
-            return
-        if not self._is_worker() and not (os.path.lexists(path) and self.oracle.is_begun()):
+        if not is_worker() and not (is_there and self.oracle.is_begun()):
             if self.oracle.start_order:
                 warnings.warn(
                     "The search in the folder was begun by an earlier version, which did not "
@@ -437,8 +434,7 @@ class DepthSearch(keras_tuner.Tuner):
             space = self.oracle.get_space()
             network = self._fingerprint(space)
             if network is not None:
-                content = {"hyperparameters": space.get_config(), "network": network}
-                write_json(path, content)
+                write_json(path, {"hyperparameters": space.get_config(), "network": network})
             self._is_compared = True
             return
         content = read_json(path, REMEDY)
@@ -450,17 +446,18 @@ class DepthSearch(keras_tuner.Tuner):
         now = self._fingerprint(space)
         found = "its type" if now is None else fingerprint.difference(before, now)
         if found is not None:
-            raise ValueError(
-                "Argument `hypermodel` must build the networks that the search in the folder "
-                "began with, or `project_name` be another. Received: a network of "
-                f"{blocks_text(blocks(space))} that differs in {found}, "
-                f"folder={str(path.parent)!r}"
+            text = blocks_text(blocks(space))
+            raise ArgumentError(
+                "hypermodel",
+                "build the networks that the search in the folder began with, or `project_name` "
+                "be another",
+                said=f"a network of {text} that differs in {found}, folder={str(path.parent)!r}",
             )
         self._is_compared = True
 
     def _fingerprint(self, space):
         def build():
-            network = self._build_hypermodel(space.copy())
+            network = self.build_beside(space.copy())
             self._check_fit(network)
             return network
 
@@ -470,28 +467,21 @@ class DepthSearch(keras_tuner.Tuner):
         """Raises a `ValueError` if a network is not compiled for the `fit` of keras-tuner."""
         has_own_fit = type(self.hypermodel).fit is not keras_tuner.HyperModel.fit
         if isinstance(network, keras.Model) and not network.compiled and not has_own_fit:
-            raise ValueError(
-                "Argument `hypermodel` must build compiled networks: let it call `compile`. "
-                f"Received: {type(network).__name__} {network.name!r}, which is not compiled"
+            raise ArgumentError(
+                "hypermodel",
+                "build compiled networks: let it call `compile`",
+                said=f"{type(network).__name__} {network.name!r}, which is not compiled",
             )
-
-    def _seed_of(self, depths):
-        """Returns the seed of a trial and execution, which does not depend on the process."""
-        sequence = np.random.SeedSequence([self.seed, self._execution, *depths])
-        return int(sequence.generate_state(1)[0] >> 1)
 
     def _warm_start(self, trial, network):
         source = trial.hyperparameters.values.get(SOURCE)
         if source is None:
             return
-        hyperparameters = self.oracle.get_trial(source).hyperparameters
+        lender = self.oracle.get_trial(source)
         with maybe_distribute(self.distribution_strategy):
-            shallow = self._with_weights(self._build_hypermodel(hyperparameters))
-            load_trained(shallow, self._get_checkpoint_fname(source))
-        try:
+            shallow = self._loaded(self.build_beside(lender.hyperparameters), lender)
+        with _fatal():
             interleave(shallow, network, chain=self._chain_of)
-        except ValueError as error:
-            raise errors.FatalValueError(str(error)) from error
 
     def _images(self, fit_kwargs):
         """Returns the data on which distances are measured, and the name of its argument."""
@@ -504,12 +494,8 @@ class DepthSearch(keras_tuner.Tuner):
 
     def _checked_chain(self, network, depths, fit_kwargs):
         """Returns the chain of a network; rejects it before training if it cannot be measured."""
-        try:
+        with _fatal("Argument `hypermodel` must build a network that can be measured: "):
             chain = self._chain_of(network)
-        except ValueError as error:
-            raise errors.FatalValueError(
-                f"Argument `hypermodel` must build a network that can be measured: {error}"
-            ) from error
         found = tuple(len(stage.blocks) for stage in chain.stages)
         if found != depths:
             raise errors.FatalValueError(
@@ -530,17 +516,12 @@ class DepthSearch(keras_tuner.Tuner):
         """Returns the chain of a network, of which a subclassed one may be built by that."""
         chain = sources.chain(network) if self.chain is None else self.chain(network)
         if not isinstance(chain, Chain):
-            raise ValueError(
-                "Argument `chain` must be a function that returns a `tfresidual.routing.Chain`. "
-                f"Received: chain={self.chain!r}, which returned {chain!r}"
+            raise ArgumentError(
+                "chain",
+                "be a function that returns a `tfresidual.routing.Chain`",
+                said=f"chain={self.chain!r}, which returned {chain!r}",
             )
         return chain
-
-    def _with_weights(self, network):
-        """Returns a network whose weights exist: a subclassed one has them after a first call."""
-        if not network.built:
-            self._chain_of(network)
-        return network
 
     def _evaluated(self, network, fit_kwargs):
         """Returns the metrics of a network on its validation data, named as by `fit`."""
@@ -548,12 +529,11 @@ class DepthSearch(keras_tuner.Tuner):
         if validation is None:
             return {}
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(validation)
-        size = fit_kwargs.get("validation_batch_size") or fit_kwargs.get("batch_size")
         steps = fit_kwargs.get("validation_steps")
         values = network.evaluate(
             inputs,
             labels,
-            batch_size=size,
+            batch_size=fit_kwargs.get("validation_batch_size") or fit_kwargs.get("batch_size"),
             sample_weight=weights,
             steps=steps,
             verbose=0,
@@ -569,20 +549,18 @@ class DepthSearch(keras_tuner.Tuner):
 
     def _measured(self, chain, depths, fit_kwargs):
         """Returns the measurements of a trained network that the rule needs, by name."""
-        data, _ = self._images(fit_kwargs)
-        frame = probes.computational_distance(chain, data)
+        frame = probes.computational_distance(chain, self._images(fit_kwargs)[0])
         measured = {}
         for row in frame[frame["stage"] != ALL_STAGES].to_dict("records"):
-            if not math.isfinite(row["distance"]):
-                raise _diverged(depths, f"{row}")
             measured[log_key("blocks", row["stage"])] = float(row["blocks"])
-            for name in STAGE_METRICS:
-                if row["blocks"]:
-                    measured[log_key(name, row["stage"])] = float(row[name])
-                elif name in ("distance", "scaled_distance"):
-                    measured[log_key(name, row["stage"])] = 0.0
+            # Without a block that is measured, the sums are 0, and there are no means.
+            for name in STAGE_METRICS if row["blocks"] else ("distance", "scaled_distance"):
+                measured[log_key(name, row["stage"])] = float(row[name] if row["blocks"] else 0)
         if not all(map(math.isfinite, measured.values())):
-            raise _diverged(depths, f"{measured}")
+            raise errors.FailedTrialError(
+                f"The network of {blocks_text(depths)} diverged: its distances are not finite. "
+                f"Received: {measured}"
+            )
         return measured
 
     # Results
@@ -590,8 +568,7 @@ class DepthSearch(keras_tuner.Tuner):
     def outcome(self) -> Outcome:
         """Returns the result of the search, or the reason why there is none, a `tuning.Outcome`.
 
-        With further hyperparameters there are several outcomes: returns the one with the fewest
-        blocks; see `outcomes`.
+        Of several, with further hyperparameters, returns the one with the fewest blocks.
         """
         outcomes = self.outcomes()
         found = [outcome for outcome in outcomes if outcome.blocks is not None]
@@ -614,15 +591,13 @@ class DepthSearch(keras_tuner.Tuner):
             `blocks`, `measured_blocks` (those that keep the shape, the rule's L), `distance`,
             `scaled_distance`, `mean_perturbation`, `mean_scaled_perturbation`,
             `scaled_distance_deviation` (standard deviation over executions), `depth_asked_for` (the
-            number of measured blocks that the rule asks for, if the distance did not change),
-            `mean_scaled_perturbation_as_built` (that of the same network, untrained),
-            `mean_scaled_perturbation_change_error` (the standard error of its change by training:
-            over the images or, if that is larger, over executions), `moved` (whether the change is
-            more than two standard errors), `meets_rule`, `found` (whether the trial is the result),
-            `error`, `seconds`, the metrics on the validation data (with an accuracy, also
-            `chance_error` and `error_se`), and, with `warm_start`, `from_trial`, the id of the
-            trial whose weights were used. What a search of an earlier version did not measure is
-            NaN, or missing.
+            measured blocks that the rule asks for, if the distance did not change),
+            `mean_scaled_perturbation_as_built`, `mean_scaled_perturbation_change_error` (see
+            `run_trial`), `moved` (whether the change is more than two standard errors),
+            `meets_rule`, `found` (whether the trial is the result), `error`, `seconds`, the metrics
+            on the validation data and, with `warm_start`, `from_trial`, the id of the trial whose
+            weights were used. What a search of an earlier version did not measure is NaN, or
+            missing.
         """
         return trace_of(self._current())
 
@@ -637,8 +612,7 @@ class DepthSearch(keras_tuner.Tuner):
     def get_best_models(self, num_models: int = 1) -> list[keras.Model]:
         """Returns the trained networks that meet the rule, the fewest blocks first.
 
-        If a trial has several executions, both their average and the kept network must meet the
-        rule.
+        If a trial has several executions, both their average and the kept network must meet it.
 
         Raises:
             RuntimeError: if there is no such network.
@@ -652,10 +626,17 @@ class DepthSearch(keras_tuner.Tuner):
             )
         return [self.load_model(trial) for trial in kept]
 
-    def load_model(self, trial: keras_tuner.engine.trial.Trial) -> keras.Model:
-        network = self._with_weights(self._try_build(trial.hyperparameters))
+    def load_model(self, trial: Trial) -> keras.Model:
+        network = self.build_network(trial.hyperparameters)
         with maybe_distribute(self.distribution_strategy):
-            load_trained(network, self._get_checkpoint_fname(trial.trial_id))
+            return self._loaded(network, trial)
+
+    def _loaded(self, network, trial):
+        """Returns the network of a trial with the weights that it saved."""
+        if not network.built:
+            # The weights of a subclassed one exist after a first call.
+            self._chain_of(network)
+        load_trained(network, pathlib.Path(self.get_trial_dir(trial.trial_id), WEIGHTS_FILE))
         return network
 
     def results_summary(self, num_trials: int = 10) -> None:
@@ -677,24 +658,7 @@ class DepthSearch(keras_tuner.Tuner):
 
     def _current(self):
         """Returns the oracle with all trials; a worker reads it from disk."""
-        return read_search(self.project_dir) if self._is_worker() else self.oracle
-
-    # Files and devices of keras-tuner
-
-    def save(self) -> None:
-        # The tuner itself has no state, so only the oracle is saved.
-        if not self._is_worker():
-            self.oracle.save()
-
-    def _populate_initial_space(self):
-        # The hyperparameters of the current program count, not those of the program that began the
-        # search.
-        super()._populate_initial_space()
-        if not self._is_worker() and self.oracle.is_begun():
-            self.oracle.reload(look=True)
-
-    def reload(self) -> None:
-        self._populate_initial_space()
+        return read_search(self.project_dir) if is_worker() else self.oracle
 
     def _is_over(self):
         """Returns whether a worker finds no chief because the search has ended."""
@@ -704,10 +668,25 @@ class DepthSearch(keras_tuner.Tuner):
             return False
         return all(outcome.status != "searching" for outcome in outcomes)
 
-    def _configure_tensorboard_dir(self, callbacks, trial, execution=0):
-        # keras-tuner imports TensorBoard even if it is not used.
-        if any(type(callback).__name__ == "TensorBoard" for callback in callbacks):
-            super()._configure_tensorboard_dir(callbacks, trial, execution)
+    # Files of keras-tuner
+
+    def save(self) -> None:
+        # The tuner itself has no state, so only the oracle is saved.
+        if not is_worker():
+            self.oracle.save()
+
+    def reload(self) -> None:
+        # Called for the file of the tuner, which earlier versions wrote, and which holds nothing.
+        self.find_space()
+
+
+@contextlib.contextmanager
+def _fatal(before=""):
+    """Lets a `ValueError` end the search: other depths will not help."""
+    try:
+        yield
+    except ValueError as error:
+        raise errors.FatalValueError(f"{before}{error}") from error
 
 
 def _of_images(name, data, error):
@@ -719,14 +698,12 @@ def _of_images(name, data, error):
 def _other_depth(expected, found):
     """Returns in which stage a network has another depth than it is to have."""
     pairs = itertools.zip_longest(expected, found)
-    for stage, (wanted, there) in enumerate(pairs, start=1):
-        if wanted is None:
-            return f"stage {stage}, of {blocks_text([there])}, where {len(expected)} are expected"
-        if there is None:
-            return f"no stage {stage}, of which {blocks_text([wanted])} are expected"
-        if wanted != there:
-            return f"stage {stage} has {blocks_text([there])}, expected {wanted}"
-    return ""
+    stage, (wanted, there) = next((n, p) for n, p in enumerate(pairs, start=1) if p[0] != p[1])
+    if wanted is None:
+        return f"stage {stage}, of {blocks_text([there])}, where {len(expected)} are expected"
+    if there is None:
+        return f"no stage {stage}, of which {blocks_text([wanted])} are expected"
+    return f"stage {stage} has {blocks_text([there])}, expected {wanted}"
 
 
 def _check_memory(network, depths, fit_args, fit_kwargs):
@@ -743,19 +720,16 @@ def _check_memory(network, depths, fit_args, fit_kwargs):
     elif not isinstance(data, keras.utils.PyDataset) and hasattr(data, "__len__"):
         first = tf.nest.flatten(data)[0] if isinstance(data, dict) else data
         images = min(images or 32, len(first))
-    images = images or 1
-    kept = 0
+    tensors = []
     for layer in network.layers:
         # Subclassed networks have no symbolic outputs, and layers that are called twice have two.
         with contextlib.suppress(AttributeError, ValueError):
-            for tensor in tf.nest.flatten(layer.output) if layer.weights else ():
-                if None not in tensor.shape[1:]:
-                    kept += math.prod(tensor.shape[1:]) * tf.as_dtype(tensor.dtype).size
+            tensors += tf.nest.flatten(layer.output) if layer.weights else ()
+    kept = sum(_bytes(t, t.shape[1:]) for t in tensors if None not in t.shape[1:])
     variables = [*network.weights, *network.trainable_weights]
-    needed = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
     try:
         check_fits(
-            needed + images * kept,
+            sum(_bytes(v, v.shape) for v in variables) + (images or 1) * kept,
             "Argument `max_blocks` must allow networks alone whose training fits into the memory "
             "of this machine: the training",
             f"a network of {blocks_text(depths)}",
@@ -764,26 +738,18 @@ def _check_memory(network, depths, fit_args, fit_kwargs):
         raise errors.FailedTrialError(str(error)) from error
 
 
-def _diverged(depths, received):
-    return errors.FailedTrialError(
-        f"The network of {blocks_text(depths)} diverged: its distances are not finite. "
-        f"Received: {received}"
-    )
+def _bytes(tensor, shape):
+    return math.prod(shape) * tf.as_dtype(tensor.dtype).size
 
 
 def _bytes_in_hdf5(network):
     """Returns about how large the file of the weights of a compiled network becomes, at most."""
     variables = [*network.variables, *network.optimizer.variables]
-    sizes = (math.prod(v.shape) * tf.as_dtype(v.dtype).size + HEADER_BYTES for v in variables)
-    return sum(sizes) + HEADER_BYTES
+    return sum(_bytes(v, v.shape) + HEADER_BYTES for v in variables) + HEADER_BYTES
 
 
 def load_trained(network, path):
-    """Loads the weights and the optimizer state that a trial saved.
-
-    Args:
-        network: a compiled `keras.Model`, built for the depths of the trial.
-        path: path of the weights of the trial.
+    """Loads the weights and the optimizer state that a trial saved into a compiled network.
 
     Raises:
         ValueError: if the weights are missing or damaged, or those of another network, or their
@@ -820,15 +786,18 @@ def _is_intact(path):
     """Returns whether every array in a file of weights can be read."""
     import h5py
 
+    arrays = []
+
+    def read(name, item):
+        if isinstance(item, h5py.Dataset):
+            arrays.append(item[()])
+
     try:
         with h5py.File(path, "r") as file:
-            arrays = []
-            file.visititems(
-                lambda name, item: arrays.append(item) if hasattr(item, "shape") else None
-            )
-            return bool(arrays) and all(array[()] is not None for array in arrays)
+            file.visititems(read)
     except (OSError, RuntimeError, ValueError, LookupError):
         return False
+    return bool(arrays)
 
 
 def _clear(directory, project_name):
@@ -845,28 +814,26 @@ def _clear(directory, project_name):
 
 
 def _averaged(results):
-    """Returns the mean measurements of several executions; seconds are summed.
-
-    Also includes the distances of the execution with the best worst stage, whose weights are kept.
-    """
+    """Returns the mean measurements of executions, and the distances of the one that is kept."""
     # What one execution could not measure, such as infinite numbers of one as built, none has.
     names = [name for name in results[0] if all(name in result for result in results)]
     averaged = {name: math.fsum(r[name] for r in results) / len(results) for name in names}
     averaged["seconds"] = math.fsum(result["seconds"] for result in results)
-    if len(results) > 1:
-        for name in list(averaged):
-            stage, _, value = name.rpartition("/")
-            if value == "scaled_distance":
-                values = [result[name] for result in results]
-                averaged[f"{stage}/{DEVIATION}"] = float(np.std(values, ddof=1))
-                averaged[f"{stage}/{KEPT_DISTANCE}"] = min(results, key=_worst)[name]
-            if value == AS_BUILT:
-                changes = [result[f"{stage}/{MEAN}"] - result[name] for result in results]
-                error = f"{stage}/{CHANGE_ERROR}"
-                averaged[error] = max(averaged[error], _over_seeds(changes))
-        if ERROR_SE in averaged:
-            of_seeds = _over_seeds([result["error"] for result in results])
-            averaged[ERROR_SE] = max(averaged[ERROR_SE], of_seeds)
+    if len(results) == 1:
+        return averaged
+    for name in list(averaged):
+        stage, _, value = name.rpartition("/")
+        if value == "scaled_distance":
+            distances = [result[name] for result in results]
+            averaged[f"{stage}/{DEVIATION}"] = float(np.std(distances, ddof=1))
+            averaged[f"{stage}/{KEPT_DISTANCE}"] = min(results, key=_worst)[name]
+        if value == AS_BUILT:
+            changes = [result[f"{stage}/{MEAN}"] - result[name] for result in results]
+            error = f"{stage}/{CHANGE_ERROR}"
+            averaged[error] = max(averaged[error], _over_seeds(changes))
+    if ERROR_SE in averaged:
+        of_seeds = _over_seeds([result["error"] for result in results])
+        averaged[ERROR_SE] = max(averaged[ERROR_SE], of_seeds)
     return averaged
 
 
@@ -877,8 +844,7 @@ def _over_seeds(values):
 
 def _worst(measured):
     """Returns the largest mean scaled perturbation of all stages."""
-    means = [v for name, v in measured.items() if name.endswith("/mean_scaled_perturbation")]
-    return max(means, default=0.0)
+    return max((v for name, v in measured.items() if name.endswith(f"/{MEAN}")), default=0.0)
 
 
 def _check_devices(strategy):
@@ -891,33 +857,30 @@ def _check_devices(strategy):
             f"{keras.distribution.distribution()!r}"
         )
     kinds = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
-    if strategy is None or (
-        isinstance(strategy, kinds)
-        and not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    several_machines = tf.distribute.MultiWorkerMirroredStrategy
+    if strategy is not None and (
+        not isinstance(strategy, kinds) or isinstance(strategy, several_machines)
     ):
-        return
-    raise ValueError(
-        "Argument `distribution_strategy` must be a `tf.distribute.MirroredStrategy` or "
-        "`OneDeviceStrategy`: `model.fit` of Keras 3 works with no other. To use several machines, "
-        "let each be a worker that trains networks of its own (see `tfresidual.tuning.workers`). "
-        f"Received: distribution_strategy={strategy!r} of type {type(strategy).__name__}"
-    )
+        raise ArgumentError(
+            "distribution_strategy",
+            "be a `tf.distribute.MirroredStrategy` or `OneDeviceStrategy`: `model.fit` of Keras 3 "
+            "works with no other. To use several machines, let each be a worker that trains "
+            "networks of its own (see `tfresidual.tuning.workers`)",
+            said=f"distribution_strategy={strategy!r} of type {type(strategy).__name__}",
+        )
 
 
 def _check_compiled(network, strategy):
     """Raises an error if a network compiled this way cannot be trained on several devices."""
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return
-    optimizer = network.optimizer
-    refused = {
+    name = "gradient_accumulation_steps"
+    found = {
         "steps_per_execution": (network.steps_per_execution, 1),
         "jit_compile": (bool(network.jit_compile), False),
-        "gradient_accumulation_steps": (
-            getattr(optimizer, "gradient_accumulation_steps", None),
-            None,
-        ),
+        name: (getattr(network.optimizer, name, None), None),
     }
-    for name, (value, expected) in refused.items():
+    for name, (value, expected) in found.items():
         if value != expected:
             raise errors.FatalValueError(
                 f"Argument `{name}` of the compiled network must be {expected} on several devices: "

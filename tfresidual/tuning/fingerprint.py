@@ -23,17 +23,9 @@ from tfresidual.networks import ResidualNetwork
 
 # Arguments of `fit` that affect what a trial measures, with their defaults.
 OF_FIT = {
-    "x": None,
-    "y": None,
-    "batch_size": None,
-    "epochs": 1,
-    "validation_split": 0.0,
-    "validation_data": None,
-    "shuffle": True,
-    "class_weight": None,
-    "sample_weight": None,
-    "initial_epoch": 0,
-    "steps_per_epoch": None,
+    **{"x": None, "y": None, "batch_size": None, "epochs": 1, "validation_split": 0.0},
+    **{"validation_data": None, "shuffle": True, "class_weight": None, "sample_weight": None},
+    **{"initial_epoch": 0, "steps_per_epoch": None},
 }
 # Arguments of `fit` that may be given by position.
 POSITIONAL = ("x", "y", "batch_size", "epochs")
@@ -47,19 +39,13 @@ TOLERANCE = {"float16": 0.05, "bfloat16": 0.1}
 CHAIN = "blocks of the chain"
 # The code of a function is compared only between equal versions of Python.
 CODE = f"code in Python {'.'.join(platform.python_version_tuple()[:2])}"
+# Parts of configurations that do not matter; the last one is of weights that are coupled, see
+# `tfresidual.training.GradientCoupling`.
+LEFT_OUT = {"module", "registered_name", "build_config", "shared_object_id", "paths"}
 
 
 def of_fit(args, kwargs, probe_data):
-    """Returns what affects the measurements of all trials, as JSON can hold it.
-
-    Args:
-        args: positional arguments of `fit`.
-        kwargs: keyword arguments of `fit`.
-        probe_data: the images to measure on, or `None`.
-
-    Returns:
-        A dict by name of argument; data is described by its shapes and by a hash.
-    """
+    """Returns what of the arguments of `fit` affects the measurements, as JSON can hold it."""
     given = {**OF_FIT, **dict(zip(POSITIONAL, args, strict=False)), **kwargs}
     given = {name: given[name] for name in OF_FIT} | {"probe_data": probe_data}
     return _as_json({n: _of_data(v) if n in DATA else v for n, v in given.items()})
@@ -99,17 +85,14 @@ def _of_array(data):
 def of_network(build, chain_of=None):
     """Returns the fingerprint of a network, as JSON can hold it, or `None` if it is no network.
 
+    It has the configuration and the weights' shapes of the layers, the optimizer and the loss, and
+    the outputs for fixed weights and inputs; of other networks than those of this package also what
+    their blocks are.
+
     Args:
         build: function without arguments that returns the compiled network. It is called again if
-            the network has seeds, to find those that differ each time. The state of `random` is
-            kept.
-        chain_of: function of the network that returns its chain, which a network of this package
-            needs not; `None` for no chain.
-
-    Returns:
-        A dict with the configuration and the weights' shapes of its layers, its optimizer and loss,
-        and the outputs for fixed weights and inputs; of other networks than those of this package
-        also what their blocks are.
+            the network has seeds, to find those that differ each time.
+        chain_of: function of the network that returns its chain, or `None` for no chain.
     """
     found = {}
     before = random.getstate()
@@ -122,7 +105,10 @@ def of_network(build, chain_of=None):
             # A network that cannot be measured is refused by its trial. This builds a subclassed
             # one.
             with contextlib.suppress(ValueError):
-                found[CHAIN] = _of_chain(chain_of(network))
+                found[CHAIN] = [
+                    [f"{b.shortcut}{'' if b.keeps_shape else ', another shape'}" for b in blocks]
+                    for blocks in (stage.blocks for stage in chain_of(network).stages)
+                ]
         described = _described(network)
         if '"seed": ' in json.dumps(described):
             random.seed(1)
@@ -133,16 +119,6 @@ def of_network(build, chain_of=None):
     return described | found
 
 
-def _of_chain(chain):
-    return [
-        [
-            f"{block.shortcut}{'' if block.keeps_shape else ', another shape'}"
-            for block in stage.blocks
-        ]
-        for stage in chain.stages
-    ]
-
-
 def _described(network):
     with warnings.catch_warnings():
         # Keras warns that a lambda cannot be loaded safely.
@@ -151,27 +127,26 @@ def _described(network):
 
 
 def _configuration(network):
-    layers = [layer for layer in network._flatten_layers(include_self=False) if _is_leaf(layer)]
+    layers = [
+        layer
+        for layer in network._flatten_layers(include_self=False)
+        if next(iter(layer._flatten_layers(include_self=False)), None) is None
+    ]
+    config = _config(network)
     described = {
         "class": type(network).__name__,
-        "network": {k: v for k, v in _config(network).items() if not k.endswith("layers")},
+        "network": {name: v for name, v in config.items() if not name.endswith("layers")},
         "layers": [{"class": type(layer).__name__, **_config(layer)} for layer in layers],
         "weights": [f"{w.shape}, {w.dtype}, {w.trainable}" for w in network.weights],
         "input": [f"{tensor.shape}, {tensor.dtype}" for tensor in _inputs(network)],
     }
     if network.compiled:
-        described["optimizer"] = {
-            "class": type(network.optimizer).__name__,
-            **_config(network.optimizer),
-        }
+        optimizer = network.optimizer
+        described["optimizer"] = {"class": type(optimizer).__name__, **_config(optimizer)}
         described["loss"] = _of_loss(network.loss)
         with contextlib.suppress(TypeError, ValueError, AttributeError, NotImplementedError):
             described["loss_weights"] = network.get_compile_config().get("loss_weights")
     return described
-
-
-def _is_leaf(layer):
-    return next(iter(layer._flatten_layers(include_self=False)), None) is None
 
 
 def _config(thing):
@@ -221,14 +196,10 @@ def _plain(value, keeps_name=False):
         if kind == "__lambda__" or value.keys() == {"value"}:
             # The code of a lambda contains its place in a file. What it does shows in the outputs.
             return "lambda"
-        left_out = {"module", "registered_name", "build_config", "shared_object_id"}
-        # Those of weights that are coupled, see `tfresidual.training.GradientCoupling`.
-        left_out |= {"paths"}
-        left_out |= set() if keeps_name else {"name"}
         return {
             str(name): _plain(part, kind.endswith("DTypePolicy"))
             for name, part in value.items()
-            if part is not None and name not in left_out
+            if part is not None and name not in LEFT_OUT and (keeps_name or name != "name")
         }
     if isinstance(value, (tuple, list, set, frozenset)):
         return [_plain(part) for part in value]
@@ -255,9 +226,9 @@ def _inputs(network):
 
 
 def _response(network):
-    """Returns outputs for fixed weights and inputs, which tell layers with one configuration apart.
+    """Returns outputs for fixed inputs and weights, which overwrite those of the network.
 
-    The weights of the network are overwritten.
+    They tell layers with one configuration apart.
     """
     rng = np.random.default_rng(0)
     for weight in network.weights:
@@ -272,10 +243,9 @@ def _response(network):
         inputs.append(tf.cast(numbers, tensor.dtype))
     if not inputs:
         return None
-    names = [tensor.name for tensor in _inputs(network)]
     structure = getattr(network, "_inputs_struct", None)
     if isinstance(structure, dict):
-        by_name = dict(zip(names, inputs, strict=True))
+        by_name = dict(zip([tensor.name for tensor in _inputs(network)], inputs, strict=True))
         inputs = {key: by_name[tensor.name] for key, tensor in structure.items()}
     elif len(inputs) == 1:
         (inputs,) = inputs
@@ -286,45 +256,43 @@ def _response(network):
 
 def difference(before, now):
     """Returns in which way two fingerprints of networks differ, as text, or `None`."""
-    before, now = dict(before), dict(now)
-    if before.get(CHAIN) is None or now.get(CHAIN) is None:
-        # Earlier versions did not record it.
-        before.pop(CHAIN, None)
-        now.pop(CHAIN, None)
-    outputs = before.pop("output", None), now.pop("output", None)
-    found = _first_difference(before, now)
-    if found is not None or None in outputs:
-        return found
+    # Earlier versions did not record the chain.
+    left_out = {"output"} if CHAIN in before and CHAIN in now else {"output", CHAIN}
+    parts = ({k: v for k, v in part.items() if k not in left_out} for part in (before, now))
+    old, new = (dict(_flat(part)) for part in parts)
+    for place in old | new:
+        is_code = "code in Python" in place and not (place in old and place in new)
+        pair = old.get(place, "not set"), new.get(place, "not set")
+        if pair[0] != pair[1] and not is_code:
+            return _told(place, *pair)
+    outputs = before.get("output"), now.get("output")
+    if None in outputs:
+        return None
     if len(outputs[0]) != len(outputs[1]):
-        return f"the number of outputs ({len(outputs[0])} before, {len(outputs[1])} now)"
+        return _told("the number of outputs", *map(len, outputs))
     limit = TOLERANCE.get(before.get("precision"), 1e-3)
-    largest = max((abs(v) for v in outputs[0] if v is not None), default=0.0)
-    for old, new in zip(*outputs, strict=True):
-        if (old is None) != (new is None) or not (old is None or abs(old - new) <= limit * largest):
-            return f"what it computes with the same weights ({old} before, {new} now)"
+    limit *= max((abs(v) for v in outputs[0] if v is not None), default=0.0)
+    for one, two in zip(*outputs, strict=True):
+        if (one is None) != (two is None) or not (one is None or abs(one - two) <= limit):
+            return _told("what it computes with the same weights", one, two)
     return None
 
 
-def _first_difference(before, now, place=""):
-    if isinstance(before, dict) and isinstance(now, dict):
-        for name in {**before, **now}:
-            if name in before and name in now:
-                found = _first_difference(before[name], now[name], f"{place} {name}".strip())
-                if found is not None:
-                    return found
-            elif not name.startswith("code in Python"):
-                old, new = before.get(name, "not set"), now.get(name, "not set")
-                return f"{place} {name} ({old} before, {new} now)".strip()
-        return None
-    if isinstance(before, list) and isinstance(now, list):
-        if len(before) != len(now):
-            return f"the number of {place} ({len(before)} before, {len(now)} now)"
-        for number, (old, new) in enumerate(zip(before, now, strict=True)):
-            found = _first_difference(old, new, f"{place} {number}".strip())
-            if found is not None:
-                return found
-        return None
-    return None if before == now else f"{place} ({before} before, {now} now)"
+def _told(what, before, now):
+    return f"{what} ({before} before, {now} now)"
+
+
+def _flat(value, place=""):
+    """Yields the parts of a description with their places."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _flat(part, f"{place} {name}".strip())
+    elif isinstance(value, list):
+        yield f"the number of {place}", len(value)
+        for number, part in enumerate(value):
+            yield from _flat(part, f"{place} {number}")
+    else:
+        yield place, value
 
 
 def _as_json(value):

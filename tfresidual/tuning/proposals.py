@@ -56,13 +56,12 @@ class Plan:
     Attributes:
         status: `"searching"`, `"found"`, `"not satisfied"` (a stage does not meet the rule at its
             largest depth) or `"failed"` (the remaining settings could not be trained).
-        proposals: settings to train next, the most informative first; tuples of ints. All but the
+        proposals: settings to train next, tuples of ints, the most informative first. All but the
             first are for training several networks at once.
         best: the shallowest trained setting in which all stages meet the rule, or `None`.
-        failing: list with the deepest depth of every stage that is known not to meet the rule (one
+        failing: list of the deepest depth of every stage that is known not to meet the rule (one
             less than the smallest possible depth if there is none).
-        smallest: list with the smallest possible depth of every stage: the smallest allowed depth,
-            or the smallest with a counted block if that is larger.
+        smallest: list of the smallest possible depths: those allowed, with a counted block.
         capped: list of the stages, from 1, that do not meet the rule at their largest depth.
     """
 
@@ -75,7 +74,7 @@ class Plan:
 
 
 def plan(measured, failed, start, limits, epsilon, tolerance=0):
-    """Returns what to train next, or the result of the search.
+    """Returns what to train next, or the result of the search, a `Plan`.
 
     Args:
         measured: list of the finished trials in the order in which they were started, each a list
@@ -85,9 +84,6 @@ def plan(measured, failed, start, limits, epsilon, tolerance=0):
         limits: list of pairs of ints, the smallest and the largest depth of each stage.
         epsilon: float over 0, of the stopping rule.
         tolerance: int, the number of blocks by which a stage may be deeper than the smallest depth.
-
-    Returns:
-        A `Plan`.
     """
     trained = [tuple(m.blocks for m in trial) for trial in measured]
     tried = {*trained, *failed}
@@ -145,8 +141,7 @@ def _is_as_deep(setting, other):
 def _shallower(setting, failing, too_much):
     """Returns the setting, or a shallower one above the failing depths that may be trainable.
 
-    The setting moves half-way to the failing depths repeatedly, since one block less would hardly
-    be enough. Returns `None` if there is no such setting.
+    The setting moves half-way to them repeatedly, since one block less would hardly be enough.
     """
     while any(_is_as_deep(setting, other) for other in too_much):
         half = tuple(
@@ -161,8 +156,8 @@ def _shallower(setting, failing, too_much):
 def _beside(setting, measured, failed, best, limits, epsilon):
     """Returns settings near one that was tried and unexpectedly did not meet the rule.
 
-    The cause may be noise or the depths of the other stages. The stages that failed become one
-    block deeper, as long as the total number of blocks stays below that of the best setting.
+    The cause may be noise or the other stages. The stages that failed become one block deeper, as
+    long as the whole stays shallower than the best setting.
     """
     trials = {tuple(m.blocks for m in trial): trial for trial in measured}
     while setting in trials and setting not in failed:
@@ -268,9 +263,6 @@ def expected_distance(points, depths):
     Args:
         points: list of up to two pairs of a depth over 0 and a scaled distance, sorted by depth.
         depths: NumPy array of ints.
-
-    Returns:
-        A NumPy array of floats.
     """
     depths = np.asarray(depths, float)
     if not points:

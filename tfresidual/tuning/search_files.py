@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pathlib
+
+from keras_tuner import errors
 
 from tfresidual.machine.files import damaged, written
 
-# Files in the folder of a trial: its measurements, and the error message of a failed worker.
-TRIAL_FILE, FAILURE_FILE = "trial.json", "failure.txt"
+# Files in the folder of a trial: its measurements, its weights, and the error message of a failed
+# worker.
+TRIAL_FILE, WEIGHTS_FILE, FAILURE_FILE = "trial.json", "checkpoint.weights.h5", "failure.txt"
 # Files in the folder of a search: the state of its oracle, and what its networks are.
 ORACLE_FILE, NETWORK_FILE = "oracle.json", "network.json"
 # What to do about a damaged file.
@@ -19,28 +21,8 @@ REMEDY = "Replace it by an intact copy, or search in another folder"
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
 
 
-def is_begun(path):
-    """Returns whether a folder contains a search.
-
-    Args:
-        path: path of the file of the search in the folder.
-
-    Raises:
-        FileNotFoundError: if the folder contains trials but not the file of their search.
-    """
-    if path.exists():
-        return True
-    if trial_files(path.parent):
-        raise FileNotFoundError(
-            f"The folder of the search holds trials, but no {path}. Put the file back, or "
-            f"search in another folder. Received: folder={str(path.parent)!r}"
-        )
-    return False
-
-
-def trial_file(folder):
-    """Returns the path of the measurements of a trial, from the path of its folder."""
-    return pathlib.Path(folder) / TRIAL_FILE
+class TrialFileError(errors.FatalError, OSError):
+    """A file of a search cannot be read or written; other depths will not help."""
 
 
 def trial_files(folder):
@@ -48,19 +30,20 @@ def trial_files(folder):
     return sorted(folder.glob(f"trial_*/{TRIAL_FILE}"))
 
 
-def message_of_worker(folder):
-    """Returns the error message of the worker that failed in the folder of a trial, or `None`."""
-    path = pathlib.Path(folder, FAILURE_FILE)
-    return path.read_text(errors="replace") if path.exists() else None
+def is_begun(folder):
+    """Returns whether a folder contains a search; raises an error if only trials are there."""
+    path = folder / ORACLE_FILE
+    if not path.exists() and trial_files(folder):
+        raise FileNotFoundError(
+            f"The folder of the search holds trials, but no {path}. Put the file back, or "
+            f"search in another folder. Received: folder={str(folder)!r}"
+        )
+    return path.exists()
 
 
 @contextlib.contextmanager
 def reading(path):
-    """Reports errors in the block as damage to a file of the search.
-
-    Raises:
-        ValueError: if the block raises an error; the message names the file and a remedy.
-    """
+    """Reports errors in the block as damage to a file of the search, a `ValueError`."""
     try:
         yield
     except _UNREADABLE as error:
@@ -69,5 +52,9 @@ def reading(path):
 
 def write_json(path, content):
     """Writes JSON to a temporary file and moves it into place."""
-    with written(path) as beside:
-        beside.write_text(json.dumps(content), encoding="utf-8")
+    try:
+        with written(path) as beside:
+            beside.write_text(json.dumps(content), encoding="utf-8")
+    except OSError as error:
+        # keras-tuner would count the trial as failed.
+        raise TrialFileError(str(error)) from error

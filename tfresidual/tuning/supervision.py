@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tfresidual.arguments import check_int, checked_path
+from tfresidual.arguments import ArgumentError, check_int, checked_path
 from tfresidual.machine.files import check_folder
 from tfresidual.tuning.workers import ID, IP, POLL, PORT, SearchError
 
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 # Seconds that a process is given to end when asked to.
 GRACE = 10.0
-# A process may die RESTARTS times in a row within SHORT_LIFE seconds of its start; after one more
-# such death it is not restarted. A trial that kills its worker uses up a few of these, until it
-# counts as one that cannot be trained.
+# A process may die RESTARTS times in a row within SHORT_LIFE seconds of its start. A trial that
+# kills its worker uses up a few of these, until it counts as one that cannot be trained.
 RESTARTS, SHORT_LIFE = 8, 300.0
 # Set for supervised processes to the number of times they were started before. These processes end
 # when their standard input is closed.
@@ -47,8 +46,6 @@ def was_started_before():
 
 def end_with_supervisor():
     """Ends a supervised process when its supervisor is gone, for whatever reason."""
-    if SUPERVISED not in os.environ:
-        return
 
     def wait():
         # The system closes the other end of the pipe, even if the supervisor is killed.
@@ -56,7 +53,8 @@ def end_with_supervisor():
             os.read(0, 1)
         os._exit(1)
 
-    threading.Thread(target=wait, daemon=True).start()
+    if SUPERVISED in os.environ:
+        threading.Thread(target=wait, daemon=True).start()
 
 
 def supervise(
@@ -87,31 +85,23 @@ def supervise(
     """
     is_list = isinstance(command, (list, tuple)) and all(isinstance(c, str) for c in command)
     if not is_list or not command or not command[0]:
-        raise ValueError(
-            "Argument `command` must be a list of str, the program and its arguments. "
-            f"Received: command={command!r}"
-        )
+        raise ArgumentError("command", "be a list of str, the program and its arguments", command)
     check_int("workers", workers, at_least=1)
     check_int("restarts", restarts, at_least=0)
     if watch is not None and not callable(watch):
-        raise ValueError(
-            f"Argument `watch` must be a function without arguments, or None. "
-            f"Received: watch={watch!r}"
-        )
+        raise ArgumentError("watch", "be a function without arguments, or None", watch)
     folder = checked_path("folder", folder)
     check_folder("folder", folder)
     folder.mkdir(parents=True, exist_ok=True)
-    shared = {IP: "127.0.0.1", PORT: str(_free_port())}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        shared = {IP: "127.0.0.1", PORT: str(probe.getsockname()[1])}
     # The cores are divided among the workers, unless the environment sets the variables.
     threads = str(max(1, (os.cpu_count() or 1) // workers))
-    of_worker = {
-        name: os.environ.get(name, threads)
-        for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
-    }
-    members = [_SupervisedProcess("chief", command, shared, folder, restarts)]
-    for number in range(workers):
-        name = f"worker{number}"
-        members.append(_SupervisedProcess(name, command, {**shared, **of_worker}, folder, restarts))
+    names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+    of_worker = shared | {name: os.environ.get(name, threads) for name in names}
+    roles = {"chief": shared} | {f"worker{number}": of_worker for number in range(workers)}
+    members = [_Member(name, command, given, folder, restarts) for name, given in roles.items()]
     try:
         for member in members:
             member.start()
@@ -121,7 +111,9 @@ def supervise(
             if watch is not None:
                 watch()
             if members[0].is_done:
-                _await(members, GRACE)
+                deadline = time.monotonic() + GRACE
+                for member in members:
+                    member.wait(max(0.0, deadline - time.monotonic()))
                 break
     finally:
         for member in members:
@@ -130,15 +122,13 @@ def supervise(
         watch()
 
 
-class _SupervisedProcess:
+class _Member:
     """One supervised process."""
 
     def __init__(self, name, command, environment, folder, restarts):
-        self.name = name
-        self.command = command
+        self.name, self.command, self.restarts = name, command, restarts
         self.environment = {**os.environ, **environment, ID: name}
         self.log = folder / f"{name}.log"
-        self.restarts = restarts
         # Consecutive deaths, each soon after the start.
         self.deaths = 0
         self.starts = 0
@@ -166,55 +156,37 @@ class _SupervisedProcess:
         if code is None:
             return True
         self.process.stdin.close()
-        if code == 0:
-            self.is_done = True
+        self.is_done = code == 0
+        if self.is_done:
             return False
         is_short = time.monotonic() - self.started < SHORT_LIFE
         self.deaths = self.deaths + 1 if is_short else 1
         if self.deaths > self.restarts:
             raise SearchError(
                 f"The {self.name} of the search ended {self.deaths} times in a row, "
-                f"the last time with exit code {code}. Its output is in {self.log}"
-                f"{_end_of(self.log, self.begin)}"
+                f"the last time with exit code {code}. Its output is in {self.log}{self._end()}"
             )
         self.start()
         return True
+
+    def wait(self, seconds):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
 
     def stop(self):
         if self.process is None:
             return
         if self.process.poll() is None:
             self.process.terminate()
-            try:
-                self.process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            self.wait(GRACE)
+            self.process.kill()
+            self.process.wait()
         self.process.stdin.close()
 
-
-def _await(members, seconds):
-    deadline = time.monotonic() + seconds
-    for member in members:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            member.process.wait(max(0.0, deadline - time.monotonic()))
-
-
-def _end_of(log, begin):
-    """Returns what a log shows of the end of a process, after a colon: the last error, if any.
-
-    Args:
-        log: path of the log.
-        begin: int, byte offset at which the output of the process begins.
-    """
-    text = log.read_bytes()[begin:].decode(errors="replace")
-    lines = [line for line in text.splitlines() if line.strip() and not NOISE.match(line)]
-    errors_in = [place for place, line in enumerate(lines) if ERROR.match(line)]
-    end = lines[errors_in[-1] :][:LAST_LINES] if errors_in else lines[-LAST_LINES:]
-    return "\n".join([":", *end]) if end else ", without any output"
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    def _end(self):
+        """Returns what the log shows of the end of the process, after a colon: the last error."""
+        text = self.log.read_bytes()[self.begin :].decode(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip() and not NOISE.match(line)]
+        errors = [place for place, line in enumerate(lines) if ERROR.match(line)]
+        end = lines[errors[-1] :][:LAST_LINES] if errors else lines[-LAST_LINES:]
+        return "\n".join([":", *end]) if end else ", without any output"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
@@ -24,7 +25,7 @@ from tfresidual.tuning.depth_oracle import (
     error_text,
     metric,
 )
-from tfresidual.tuning.search_files import REMEDY, reading
+from tfresidual.tuning.search_files import ORACLE_FILE, REMEDY, reading
 
 if TYPE_CHECKING:
     from typing import Any, Literal
@@ -97,7 +98,7 @@ def read_search(folder: StrPath) -> DepthOracle:
         ValueError: if it is not a depth search, or a file in the folder is damaged.
     """
     folder = pathlib.Path(folder)
-    path = folder / "oracle.json"
+    path = folder / ORACLE_FILE
     if not path.exists():
         raise FileNotFoundError(
             "Argument `folder` must be the folder of a search, `directory/project_name`; there is "
@@ -105,22 +106,22 @@ def read_search(folder: StrPath) -> DepthOracle:
         )
     search = read_json(path, REMEDY).get("depth_search")
     if search is None:
-        raise ValueError(
-            "Argument `folder` must be the folder of a search for depth. Received: "
-            f"folder={str(folder)!r}, a search of keras-tuner of another kind"
+        raise ArgumentError(
+            "folder",
+            "be the folder of a search for depth",
+            said=f"folder={str(folder)!r}, a search of keras-tuner of another kind",
         )
     with reading(path):
+        same = {name: search[name] for name in ("epsilon", "tolerance", "settings", "max_trials")}
+        least, most = zip(*search["limits"], strict=True)
         oracle = DepthOracle(
             search["start"],
-            epsilon=search["epsilon"],
-            min_blocks=[least for least, _ in search["limits"]],
-            max_blocks=[most for _, most in search["limits"]],
-            tolerance=search["tolerance"],
+            min_blocks=least,
+            max_blocks=most,
             warm_start=search["settings"]["warm_start"],
-            settings=search["settings"],
-            max_trials=search["max_trials"],
+            **same,
         )
-    oracle._set_project_dir(str(folder.parent), folder.name)
+    oracle.place_in(folder)
     oracle.reload(look=True)
     return oracle
 
@@ -142,28 +143,27 @@ def _rows(oracle, number, trial, found):
     others = _columns(oracle.others_of(trial))
     status = {COMPLETED: "completed", FAILED: "failed"}.get(trial.status, "running")
     is_measured = trial.status == COMPLETED
-    stages = oracle.measurements(trial) if is_measured else None
-    of_trial = {name: metric(trial, name) for name in _of_trial(trial)} if is_measured else {}
-    source = trial.hyperparameters.values.get(SOURCE)
-    starts = {} if not oracle.warm_start else {"from_trial": source}
+    stages = oracle.measurements(trial) if is_measured else []
+    # The measurements of the whole network.
+    names = [name for name in trial.metrics.metrics if "/" not in name and name != OBJECTIVE]
+    last = {"error": float("nan"), "seconds": float("nan")}
+    last |= {name: metric(trial, name) for name in names if is_measured}
+    if oracle.warm_start:
+        last["from_trial"] = trial.hyperparameters.values.get(SOURCE)
     rows = []
     for stage, depth in enumerate(blocks(trial.hyperparameters), start=1):
         row = {"trial": number, "status": status, **others, "stage": stage, "blocks": depth}
-        row["measured_blocks"] = stages[stage - 1].counted if is_measured else None
+        measured = stages[stage - 1] if is_measured else None
+        row["measured_blocks"] = measured and measured.counted
         for name in (*STAGE_METRICS, DEVIATION, AS_BUILT, CHANGE_ERROR):
             key = log_key(name, stage)
             there = is_measured and trial.metrics.exists(key)
             row[name] = metric(trial, key) if there else float("nan")
         built = oracle.as_built(trial, stage) if is_measured else None
-        row["moved"] = None if built is None else built[1]
-        if is_measured:
-            measured = stages[stage - 1]
-            row["depth_asked_for"] = depth_for(measured.distance, oracle.epsilon)
-            row["meets_rule"] = measured.meets(oracle.epsilon)
-        else:
-            row["depth_asked_for"], row["meets_rule"] = None, None
-        row |= {"found": found, "error": float("nan"), "seconds": float("nan")}
-        rows.append(row | of_trial | starts)
+        row["moved"] = built and built[1]
+        row["depth_asked_for"] = measured and depth_for(measured.distance, oracle.epsilon)
+        row["meets_rule"] = measured and measured.meets(oracle.epsilon)
+        rows.append(row | {"found": found} | last)
     return rows
 
 
@@ -175,11 +175,6 @@ def _columns(others):
         f"hyperparameter {name}" if name in COLUMNS else name if last in taken else last: value
         for (name, value), last in zip(others.items(), short, strict=True)
     }
-
-
-def _of_trial(trial):
-    """Returns the names of the measurements of a whole network."""
-    return [name for name in trial.metrics.metrics if "/" not in name and name != OBJECTIVE]
 
 
 def outcomes_of(oracle: DepthOracle) -> list[Outcome]:
@@ -202,71 +197,57 @@ def _outcome(oracle, others):
     is_better = is_better_than_chance(*rates.values()) if len(rates) == 3 else None
     built = [oracle.as_built(trial, stage) for stage in range(1, len(plan.best) + 1)]
     as_built, moved = (None, None) if None in built else zip(*built, strict=True)
-    status, text = plan.status, f"{blocks_text(plan.best)}{_in_brackets(error_text(rates))}"
-    if is_better is False and status == "found":
-        status = AT_CHANCE
-    message = _message(oracle, plan, others, text)
-    message += "".join(_remarks(rates, is_better, as_built, moved))
+    is_guess = is_better is False and plan.status == "found"
+    error = error_text(rates)
+    text = f"{blocks_text(plan.best)}{f' ({error})' if error else ''}"
+    message = _message(oracle, plan, others, text) + _remarks(rates, is_better, as_built, moved)
     return Outcome(
-        *(status, plan.best, number, message, others),
+        *(AT_CHANCE if is_guess else plan.status, plan.best, number, message, others),
         *(rates.get("error"), rates.get(CHANCE_ERROR), is_better, as_built, moved),
     )
 
 
-def _in_brackets(text):
-    return f" ({text})" if text else ""
-
-
 def _remarks(rates, is_better, as_built, moved):
-    """Yields what must be known of a depth that meets the rule before it is taken for a result."""
+    """Returns what must be known of a depth that meets the rule before it is taken for a result."""
+    told = ""
     if is_better is False:
-        yield (
+        told = (
             f". But its network is {AT_CHANCE}, by two standard errors: it has not learned, and "
             "this depth is not that of a trained network. Train longer, or on more images"
         )
     elif "error" not in rates:
-        yield (
+        told = (
             ". Whether its network is better than chance is not known: compile it with an accuracy"
         )
     if as_built is not None:
         means = " ".join(f"{mean:.3g}" for mean in as_built)
-        yield f". As built, before training, its mean scaled perturbation is {means}"
+        told += f". As built, before training, its mean scaled perturbation is {means}"
         if not all(moved):
             which = ", ".join(str(stage) for stage, one in enumerate(moved, 1) if not one)
-            yield (
+            told += (
                 f"; training has not moved that of stage {which} by two standard errors, so that "
                 "an untrained network of this depth meets the rule there just as well"
             )
+    return told
 
 
 def _message(oracle, plan, others, found=None):
-    """Returns the outcome in a sentence.
-
-    Args:
-        oracle: the oracle.
-        plan: what follows from its trials.
-        others: the values of the other hyperparameters.
-        found: str, the depths that meet the rule, with their error; `None` if there are none.
-    """
+    """Returns the outcome in a sentence; `found` says which depths meet the rule, if any."""
     epsilon = f"{oracle.epsilon:g}"
+    trials = [t for t in oracle.in_order() if oracle.others_of(t) == others]
+    failed = [trial for trial in trials if trial.status == FAILED]
     if plan.status == "found":
-        is_shown = all(
-            depth - low <= 1 + oracle.tolerance
-            for depth, low in zip(plan.best, plan.failing, strict=True)
-        )
-        apart = oracle.tolerance + 1
-        less = "one block" if apart == 1 else f"{apart} blocks"
-        pairs = enumerate(zip(plan.best, plan.smallest, strict=True), start=1)
-        least = ", ".join(str(stage) for stage, (depth, low) in pairs if depth <= low)
-        bound = f" (stage {least}: the smallest depth possible)" if least else ""
         reached = f"{found}: every stage has a mean scaled perturbation of {epsilon} or less"
-        if is_shown:
+        apart = oracle.tolerance + 1
+        pairs = zip(plan.best, plan.failing, strict=True)
+        if all(depth - low <= apart for depth, low in pairs):
+            less = "one block" if apart == 1 else f"{apart} blocks"
+            pairs = enumerate(zip(plan.best, plan.smallest, strict=True), start=1)
+            least = ", ".join(str(stage) for stage, (depth, low) in pairs if depth <= low)
+            bound = f" (stage {least}: the smallest depth possible)" if least else ""
             return f"{reached}, and more with {less} less{bound}"
-        shallower = [
-            trial
-            for trial in _failed(oracle, others)
-            if sum(blocks(trial.hyperparameters)) < sum(plan.best)
-        ]
+        most = sum(plan.best)
+        shallower = [trial for trial in failed if sum(blocks(trial.hyperparameters)) < most]
         if shallower:
             return f"{reached}. Shallower networks could not be trained: {_reason(shallower)}"
         return (
@@ -283,20 +264,15 @@ def _message(oracle, plan, others, found=None):
             f"{capped} has more. Raise `epsilon` or `max_blocks`, or train longer"
         )
     if plan.status == "failed":
-        reason = _reason(_failed(oracle, others))
-        return f"networks of the depths that are left to try could not be trained: {reason}"
+        return (
+            f"networks of the depths that are left to try could not be trained: {_reason(failed)}"
+        )
     verb = "meets" if found and found.startswith("1 block ") else "meet"
     so_far = f"{found} {verb} it" if found else "no trained network meets it"
     count = oracle.max_trials
     allowed = "1 trial was allowed" if count == 1 else f"{count} trials were allowed"
     why = f"; {allowed}" if oracle.is_full() else ""
-    goal = f"the search for a mean scaled perturbation of {epsilon}"
-    return f"{goal} is not finished: {so_far}{why}"
-
-
-def _failed(oracle, others):
-    trials = oracle.in_order()
-    return [t for t in trials if t.status == FAILED and oracle.others_of(t) == others]
+    return f"the search for a mean scaled perturbation of {epsilon} is not finished: {so_far}{why}"
 
 
 def _reason(failed):

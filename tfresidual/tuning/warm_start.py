@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
-from numbers import Real
 from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
 
 from tfresidual import sources
+from tfresidual.arguments import ArgumentError, check_number
 from tfresidual.networks import ResidualNetwork
 from tfresidual.networks.weight_groups import plain_name
 from tfresidual.routing.agreement import allowed_difference, sample_images
@@ -47,10 +46,9 @@ def interleave(
     has no operation after the addition.
 
     The networks are two of this package, or two others whose chains have blocks of the same kinds.
-    In others, a branch is multiplied by changing the weights of the layer that ends it, if there is
-    one with this effect. The weights that belong to no block are matched by their paths or, if
-    these differ, by their order; of such networks, only the names and shapes of weights are
-    compared.
+    In others, a branch is multiplied by changing the weights of the layer that ends it. The weights
+    that belong to no block are matched by their paths or, if these differ, by their order; of such
+    networks, only the names and shapes of weights are compared.
 
     Args:
         shallow: a `tfresidual.networks.ResidualNetwork`, or another `keras.Model` in which
@@ -66,19 +64,16 @@ def interleave(
             blocks, the branch of a new block cannot be multiplied, or `nearness` is invalid. No
             weights have changed in this case.
     """
-    is_number = isinstance(nearness, Real) and not isinstance(nearness, bool)
-    if not is_number or not 0 <= nearness <= 1 or math.isnan(nearness):
-        raise ValueError(
-            f"Argument `nearness` must be a number in [0, 1]. Received: nearness={nearness!r}"
-        )
+    nearness = check_number("nearness", nearness, at_least=0, at_most=1)
     given = {"shallow": shallow, "deep": deep}
     for name, network in given.items():
         is_shared = isinstance(network, ResidualNetwork) and network.share_from is not None
         if not isinstance(network, keras.Model) or is_shared:
-            raise ValueError(
-                f"Argument `{name}` must be a `tfresidual.networks.ResidualNetwork`, or another "
-                "`keras.Model`, whose blocks have weights of their own. "
-                f"Received: {name}={network!r}"
+            raise ArgumentError(
+                name,
+                "be a `tfresidual.networks.ResidualNetwork`, or another `keras.Model`, whose "
+                "blocks have weights of their own",
+                network,
             )
     if not all(isinstance(network, ResidualNetwork) for network in given.values()):
         _interleave_chains(given, nearness, sources.chain if chain is None else chain)
@@ -86,58 +81,47 @@ def interleave(
     settings, deep_settings = shallow.get_config(), deep.get_config()
     for name, value in settings.items():
         if name not in MAY_DIFFER and deep_settings[name] != value:
-            raise ValueError(
-                f"Argument `deep` must be the network `shallow` with further blocks; {name} of "
-                f"`shallow` is {value!r}. Received: deep with {name}={deep_settings[name]!r}"
+            raise ArgumentError(
+                "deep",
+                f"be the network `shallow` with further blocks; {name} of `shallow` is {value!r}",
+                said=f"deep with {name}={deep_settings[name]!r}",
             )
-    pairs, new = _pairs(shallow, deep)
-    for old, young in pairs:
+    sections = [network.sections() for network in given.values()]
+    units = [[units for _, units in stages] for _, stages, _ in sections]
+    pairs, new = _pairs(units, lambda unit: unit.resizing is None)
+    rest = [
+        [*stem, *head, *(transition for transition, _ in stages if transition is not None)]
+        for stem, stages, head in sections
+    ]
+    for old, young in [*pairs, *zip(*rest, strict=True)]:
         for source, target in zip(old.weights, young.weights, strict=True):
             target.assign(source)
     for unit in new:
         unit.scale_branch(nearness)
 
 
-def _pairs(shallow, deep):
-    """Returns the pairs of corresponding layers, and the new units."""
-    (stem, stages, head), (deep_stem, deep_stages, deep_head) = (
-        network.sections() for network in (shallow, deep)
-    )
-    pairs, new = _zipped([*stem, *head], [*deep_stem, *deep_head]), []
-    for (transition, units), (deep_transition, deep_units) in zip(stages, deep_stages, strict=True):
-        if transition is not None:
-            pairs += _zipped([transition], [deep_transition])
-        changing, keeping = _parted(units)
-        deep_changing, deep_keeping = _parted(deep_units)
-        if len(keeping) > len(deep_keeping):
-            raise ValueError(
-                "Argument `deep` must have the stages of `shallow`, with as many blocks or more. "
-                f"Received: deep with {_depths(deep)} blocks, shallow with {_depths(shallow)}"
-            )
-        pairs += _zipped(changing, deep_changing)
-        places = _spread(len(keeping), len(deep_keeping))
-        pairs += _zipped(keeping, [deep_keeping[place] for place in places])
-        new += [unit for place, unit in enumerate(deep_keeping) if place not in places]
+def _pairs(stages, keeps_shape):
+    """Returns the pairs of corresponding blocks of two networks, and the new ones."""
+    pairs, new, is_same = [], [], len(stages[0]) == len(stages[1])
+    for old, young in zip(*stages, strict=False):
+        (changing, keeping), (deep_changing, deep_keeping) = (
+            [[block for block in blocks if keeps_shape(block) is kept] for kept in (False, True)]
+            for blocks in (old, young)
+        )
+        is_same &= len(changing) == len(deep_changing) and len(keeping) <= len(deep_keeping)
+        # Spread evenly from the first place on.
+        places = [place * len(deep_keeping) // len(keeping) for place in range(len(keeping))]
+        kept = [block for place, block in enumerate(deep_keeping) if place in places]
+        new += [block for place, block in enumerate(deep_keeping) if place not in places]
+        pairs += [*zip(changing, deep_changing, strict=False), *zip(keeping, kept, strict=False)]
+    if not is_same:
+        depths, deep_depths = (list(map(len, part)) for part in stages)
+        raise ArgumentError(
+            "deep",
+            "have the stages of `shallow`, with as many blocks or more",
+            said=f"deep with {deep_depths} blocks, shallow with {depths}",
+        )
     return pairs, new
-
-
-def _spread(count, places):
-    """Returns places for some blocks, spread evenly from the first place on."""
-    return [place * places // count for place in range(count)]
-
-
-def _parted(units):
-    """Returns the units that change the shape of the state, and those that keep it."""
-    changing = [unit for unit in units if unit.resizing is not None]
-    return changing, [unit for unit in units if unit.resizing is None]
-
-
-def _zipped(old, young):
-    return list(zip(old, young, strict=True))
-
-
-def _depths(network):
-    return [len(units) for _, units in network.sections()[1]]
 
 
 # Networks that are not of this package.
@@ -149,16 +133,16 @@ def _interleave_chains(networks, nearness, chain_of):
         try:
             chains[name] = chain_of(network)
         except ValueError as error:
-            raise ValueError(
-                f"Argument `{name}` must be a network with a chain of blocks: {error}. "
-                f"Received: {name}={network!r}"
+            raise ArgumentError(
+                name, f"be a network with a chain of blocks: {error}", network
             ) from error
     for name, chain in chains.items():
         _check_own_weights(name, networks[name], chain)
-    pairs, new = _pairs_of_chains(*chains.values())
-    variables = [(old.variables, young.variables) for old, young in pairs]
-    variables.append(_others(networks, chains))
-    matched = [pair for old, young in variables for pair in _matched(old, young, chains)]
+    stages = [[stage.blocks for stage in chain.stages] for chain in chains.values()]
+    pairs, new = _pairs(stages, lambda block: block.keeps_shape)
+    parts = [(old.variables, young.variables) for old, young in pairs]
+    parts.append(_others(networks, chains))
+    matched = [pair for old, young in parts for pair in _matched(old, young, chains)]
     deep = networks["deep"]
     before = values_of(deep)
     try:
@@ -178,38 +162,11 @@ def _check_own_weights(name, network, chain):
         for variable in block.variables:
             other = owners.setdefault(id(variable), block)
             if other is not block:
-                raise ValueError(
-                    f"Argument `{name}` must be a network whose blocks have weights of their own. "
-                    f"Received: {network.name}, where {other} and {block} share {variable.path}"
+                raise ArgumentError(
+                    name,
+                    "be a network whose blocks have weights of their own",
+                    said=f"{network.name}, where {other} and {block} share {variable.path}",
                 )
-
-
-def _pairs_of_chains(shallow, deep):
-    """Returns the pairs of corresponding blocks, and the new ones."""
-    depths = [[len(stage.blocks) for stage in chain.stages] for chain in (shallow, deep)]
-    pairs, new = [], []
-    stages = zip(shallow.stages, deep.stages, strict=False)
-    for old, young in [(_by_shape(one), _by_shape(two)) for one, two in stages]:
-        (changing, keeping), (deep_changing, deep_keeping) = old, young
-        is_same = len(changing) == len(deep_changing) and len(keeping) <= len(deep_keeping)
-        if not is_same or len(depths[0]) != len(depths[1]):
-            raise ValueError(
-                "Argument `deep` must have the stages of `shallow`, with as many blocks or more. "
-                f"Received: deep with {depths[1]} blocks, shallow with {depths[0]}"
-            )
-        places = _spread(len(keeping), len(deep_keeping))
-        pairs += _zipped(changing, deep_changing)
-        pairs += _zipped(keeping, [deep_keeping[place] for place in places])
-        new += [block for place, block in enumerate(deep_keeping) if place not in places]
-    return pairs, new
-
-
-def _by_shape(stage):
-    """Returns the blocks that change the shape of the state, and those that keep it."""
-    return (
-        [block for block in stage.blocks if not block.keeps_shape],
-        [block for block in stage.blocks if block.keeps_shape],
-    )
 
 
 def _others(networks, chains):
@@ -230,39 +187,39 @@ def _matched(old, young, chains):
     if kinds[0] != kinds[1]:
         differing = next((pair for pair in zip(*kinds, strict=False) if pair[0] != pair[1]), None)
         one, two = differing or (f"{len(part)} weights" for part in kinds)
-        raise ValueError(
-            "Argument `deep` must be the network `shallow` with further blocks, all of whose parts "
-            f"have the same weights; one of `shallow` has {one}. "
-            f"Received: deep={chains['deep'].name}, which has {two}"
+        raise ArgumentError(
+            "deep",
+            "be the network `shallow` with further blocks, all of whose parts have the same "
+            f"weights; one of `shallow` has {one}",
+            said=f"deep={chains['deep'].name}, which has {two}",
         )
     return list(zip(old, young, strict=True))
 
 
 def _multiply_branch(network, chain, block, factor):
-    """Multiplies the branch of a block by a factor, by changing the weights of one of its layers.
-
-    Raises:
-        ValueError: if there is no layer whose weights have this effect.
-    """
+    """Multiplies the branch of a block, by changing the weights of one of its layers."""
     parts, whole = [block], chain
-    if block.branch is None:
-        # A layer that is a block as a whole may hide additions, each with a branch of its own.
-        try:
+    with contextlib.suppress(ValueError):
+        if block.branch is None:
+            # A layer that is a block as a whole may hide additions, each with a branch of its own.
+            parts, own = [], {id(variable) for variable in block.variables}
             chain = sources.chain(network)
-        except ValueError as error:
-            raise _not_near(network, block) from error
-        own = {id(variable) for variable in block.variables}
-        parts = [
-            part
-            for part in chain.blocks
-            if part.branch is not None and {id(variable) for variable in part.variables} <= own
-        ]
+            parts = [
+                part
+                for part in chain.blocks
+                if part.branch is not None and {id(variable) for variable in part.variables} <= own
+            ]
     images = sample_images(chain)
-    if images is None or not parts:
-        raise _not_near(network, block)
-    layers = [_last_layer(chain, part, images) for part in parts]
-    if None in layers or not _is_identity_without(whole, block, images, layers):
-        raise _not_near(network, block)
+    layers = [] if images is None else [_last_layer(chain, part, images) for part in parts]
+    is_found = bool(layers) and None not in layers
+    if not is_found or not _is_identity_without(whole, block, images, layers):
+        raise ArgumentError(
+            "deep",
+            "have new blocks whose branches can be multiplied by `nearness`: they end in a layer "
+            "with weights, such as a convolution, and are added to the state. Search without "
+            "`warm_start`, or with blocks of such a kind",
+            said=f"deep={network.name}, {block} ({block.name})",
+        )
     for variable in itertools.chain(*layers):
         variable.assign(variable * factor)
 
@@ -271,18 +228,18 @@ def _is_identity_without(chain, block, images, layers):
     """Returns whether a block that is a layer as a whole does nothing without some weights."""
     if block.branch is not None:
         return True
-    given = chain.given(images)
-    state, _ = given.lead_to(given.stem(images), block.stage, block.index)
-    apply = _same_place(given, block)
-    largest = float(keras.ops.max(keras.ops.abs(apply(state) - state)))
+    own, state = _block_and_state(chain, block, images)
+    largest = float(keras.ops.max(keras.ops.abs(own(state) - state)))
     with _changed(layers, 0):
-        left = float(keras.ops.max(keras.ops.abs(apply(state) - state)))
+        left = float(keras.ops.max(keras.ops.abs(own(state) - state)))
     return left <= _allowed(state) * largest
 
 
-def _same_place(chain, block):
-    """Returns the block of a chain at the place of a block."""
-    return chain.stages[block.stage - 1].blocks[block.index]
+def _block_and_state(chain, block, images):
+    """Returns the block at the place of a block in the chain given some images, and its input."""
+    given = chain.given(images)
+    state, _ = given.lead_to(given.stem(images), block.stage, block.index)
+    return given.stages[block.stage - 1].blocks[block.index], state
 
 
 @contextlib.contextmanager
@@ -300,17 +257,14 @@ def _allowed(state):
 
 
 def _last_layer(chain, block, images):
-    """Returns the weights of the layer by which the branch of a block can be multiplied.
+    """Returns the weights of the last layer by which the branch of a block can be multiplied.
 
-    These are those of the last layer with the effect that the branch is half of what it was if they
-    are; an empty list if the branch is zero anyway, and `None` if there is no such layer.
+    That is an empty list if the branch is zero anyway, and `None` if there is no such layer.
     """
-    given = chain.given(images)
-    branch = _same_place(given, block).branch
-    state, _ = given.lead_to(given.stem(images), block.stage, block.index)
+    own, state = _block_and_state(chain, block, images)
 
     def found():
-        return keras.ops.convert_to_numpy(keras.ops.cast(branch(state), "float32"))
+        return keras.ops.convert_to_numpy(keras.ops.cast(own.branch(state), "float32"))
 
     whole = found()
     largest = np.abs(whole).max(initial=0)
@@ -323,16 +277,7 @@ def _last_layer(chain, block, images):
             layers.setdefault(variable.path.rpartition("/")[0], []).append(variable)
     for layer in reversed(layers.values()):
         with _changed([layer], TRIED):
-            largest_difference = np.abs(found() - TRIED * whole).max()
-        if largest_difference <= _allowed(state) * largest:
+            difference = np.abs(found() - TRIED * whole).max()
+        if difference <= _allowed(state) * largest:
             return layer
     return None
-
-
-def _not_near(network, block):
-    return ValueError(
-        "Argument `deep` must have new blocks whose branches can be multiplied by `nearness`: they "
-        "end in a layer with weights, such as a convolution, and are added to the state. Search "
-        "without `warm_start`, or with blocks of such a kind. "
-        f"Received: deep={network.name}, {block} ({block.name})"
-    )

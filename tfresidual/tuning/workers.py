@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import threading
+import time
 from concurrent import futures
 
 import grpc
 from keras_tuner import errors
 
-from tfresidual.tuning.depth_oracle import HEARTBEAT
+from tfresidual.tuning.keras_tuner_internals import add_servicer, replace_stub
 
 
 class SearchError(RuntimeError):
@@ -34,47 +34,39 @@ class ChiefConnectionError(errors.FatalError, ConnectionError):
 
 
 POLL = 0.5
+# A worker that sends no message for LEASE seconds is considered dead, and its trial is given to
+# another worker. Workers report that they are alive every HEARTBEAT seconds.
+LEASE, HEARTBEAT = 60.0, 5.0
 # Environment variables that determine the role of a process; all of them are set, or none.
 ID, IP, PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
-# Retry policy of a worker when the chief has died and may be restarted: gRPC waits for a connection
-# and repeats unanswered requests.
-RETRY_POLICY = {
-    "maxAttempts": 5,
-    "initialBackoff": "0.2s",
-    "maxBackoff": "2s",
-    "backoffMultiplier": 2,
-    "retryableStatusCodes": ["UNAVAILABLE"],
-}
+NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def check_environment():
-    """Checks that the environment variables of a search are consistent, or all unset.
-
-    Raises:
-        ValueError: if some of the variables are set and others are not, or one of them is invalid.
-    """
+    """Raises a `ValueError` unless the environment variables are consistent, or all unset."""
     given = {name: os.environ.get(name) for name in (ID, IP, PORT)}
     if all(value is None for value in given.values()):
         return
-    received = f"Received: {_environment()}"
-    for name, value in given.items():
-        if not value:
-            others = " and ".join(other for other in given if other != name)
-            raise ValueError(
-                f"Environment variable `{name}` must be set if {others} are, for a search by a "
-                "chief and workers; for a search by a single process, set none of them. "
-                f"{received}"
-            )
+    missing = next((name for name, value in given.items() if not value), None)
+    port = given[PORT] or ""
+    if missing is not None:
+        others = " and ".join(other for other in given if other != missing)
+        raise _wrong_variable(
+            missing,
+            f"set if {others} are, for a search by a chief and workers; for a search by a single "
+            "process, set none of them",
+        )
     if "chief" in given[ID] and given[ID] != "chief":
-        raise ValueError(
-            f"Environment variable `{ID}` must be 'chief', or the name of a worker that does not "
-            f"contain this word, such as 'worker0'. {received}"
+        raise _wrong_variable(
+            ID,
+            "'chief', or the name of a worker that does not contain this word, such as 'worker0'",
         )
-    port = given[PORT]
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-        raise ValueError(
-            f"Environment variable `{PORT}` must be a number from 1 to 65535. {received}"
-        )
+        raise _wrong_variable(PORT, "a number from 1 to 65535")
+
+
+def _wrong_variable(name, must):
+    return ValueError(f"Environment variable `{name}` must be {must}. Received: {_environment()}")
 
 
 def is_worker():
@@ -82,51 +74,52 @@ def is_worker():
     return IP in os.environ and os.environ.get(ID) != "chief"
 
 
-def chief_address():
-    """Returns the address of the chief from the environment, as `host:port`."""
-    return f"{os.environ[IP]}:{os.environ[PORT]}"
+def is_served():
+    """Returns whether this process is a chief, which gives trials to workers."""
+    return IP in os.environ
 
 
 def _environment():
-    """Returns the environment variables of this process, for error messages."""
     return ", ".join(f"{name}={os.environ.get(name)!r}" for name in (ID, IP, PORT))
 
 
 def wait_for_chief(client, timeout):
     """Lets a worker repeat unanswered requests, since the chief may be restarted.
 
-    Args:
-        client: the worker's client of the chief's oracle. From now on, its requests raise a
-            `ConnectionError` if no chief has answered within `timeout`.
-        timeout: number of seconds.
+    From now on, requests of its client raise a `ConnectionError` if no chief has answered for
+    `timeout` seconds.
     """
-    from keras_tuner.src import protos
+    options = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]
+    address = f"{os.environ[IP]}:{os.environ[PORT]}"
+    channel = grpc.insecure_channel(address, options=options)
+    error = ChiefConnectionError(
+        f"No chief has answered at {address} for {timeout:g} seconds. Start one: the same program "
+        f"with {ID}=chief, at the address given by {IP} and {PORT}. Received: {_environment()}"
+    )
+    replace_stub(client, channel, lambda stub: _PatientStub(stub, timeout, error))
 
-    options = {f"grpc.{which}_reconnect_backoff_ms": 200 for which in ("initial", "min", "max")}
-    every_method = {"name": [{}], "retryPolicy": RETRY_POLICY}
-    options["grpc.service_config"] = json.dumps({"methodConfig": [every_method]})
-    channel = grpc.insecure_channel(chief_address(), options=list(options.items()))
-    channel = grpc.intercept_channel(channel, _Deadline(timeout))
-    client.stub = protos.get_service_grpc().OracleStub(channel)
 
+class _PatientStub:
+    """Sends requests, and repeats them until a chief has answered or the time is over."""
 
-class _Deadline(grpc.UnaryUnaryClientInterceptor):
-    """Raises an error that ends the worker if no chief has answered a request in time."""
+    def __init__(self, stub, timeout, no_answer):
+        self.stub, self.timeout, self.no_answer = stub, timeout, no_answer
 
-    def __init__(self, timeout):
-        self.timeout = timeout
+    def __getattr__(self, name):
+        return functools.partial(self._ask, getattr(self.stub, name))
 
-    def intercept_unary_unary(self, continuation, client_call_details, request):
-        # Replaces the timeout of keras-tuner, which is an hour.
-        details = client_call_details._replace(timeout=self.timeout)
-        call = continuation(details, request)
-        if call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            raise ChiefConnectionError(
-                f"No chief has answered at {chief_address()} for {self.timeout:g} seconds. Start "
-                f"one: the same program with {ID}=chief, at the address given by {IP} and {PORT}. "
-                f"Received: {_environment()}"
-            )
-        return call
+    def _ask(self, method, request, **_):
+        deadline = time.monotonic() + self.timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return method(request, wait_for_ready=True, timeout=left)
+            except grpc.RpcError as error:
+                if error.code() not in NO_ANSWER:
+                    raise
+                if time.monotonic() >= deadline:
+                    raise self.no_answer from error
+            time.sleep(min(0.2, self.timeout))
 
 
 def serve(oracle):
@@ -141,30 +134,27 @@ def serve(oracle):
         SearchError: if too many trials failed in a row, or the oracle raised an error. The files on
             disk are kept, as if the process had been killed.
     """
-    from keras_tuner.src import protos
-    from keras_tuner.src.distribute.oracle_chief import OracleServicer
-
-    # A single thread does all work on the oracle: after an error, the lock of keras-tuner remains
-    # held by the thread that raised it, and any other thread would wait for it forever.
+    # A single thread does all work on the oracle.
     thread = futures.ThreadPoolExecutor(max_workers=1)
-    answers = _Answers(oracle, OracleServicer(oracle))
     # Two chiefs at one address would each get some of the requests.
     server = grpc.server(thread, options=[("grpc.so_reuseport", 0)])
-    protos.get_service_grpc().add_OracleServicer_to_server(answers, server)
+    answers = _Answers(thread)
+    add_servicer(oracle, server, answers.of)
+    address = f"{os.environ[IP]}:{os.environ[PORT]}"
     try:
-        bound = server.add_insecure_port(chief_address())
+        bound = server.add_insecure_port(address)
     except RuntimeError:
         bound = 0
     if not bound:
         raise OSError(
             f"The chief cannot listen: is another one already running? Received: {IP} and {PORT} "
-            f"of {chief_address()!r}"
+            f"of {address!r}"
         )
     server.start()
     try:
-        while not answers.ask(thread, oracle.is_over):
+        while not answers.ask(oracle.is_over):
             answers.failed.wait(POLL)
-            answers.ask(thread, oracle.release_silent)
+            answers.ask(oracle.release_silent)
             if oracle.watch is not None:
                 oracle.watch()
     finally:
@@ -177,40 +167,31 @@ def serve(oracle):
 class _Answers:
     """Answers requests until the oracle raises an error, after which its state is unknown.
 
-    After the error, workers find the chief unavailable, as if it had been killed, and repeat their
-    requests for a while.
-
-    Args:
-        oracle: a `DepthOracle`.
-        servicer: the servicer of keras-tuner, to which requests are forwarded.
+    Workers then find the chief unavailable, as if it had been killed, and repeat their requests.
     """
 
-    def __init__(self, oracle, servicer):
-        self.oracle, self.servicer = oracle, servicer
+    def __init__(self, thread):
+        self.thread = thread
         self.failed = threading.Event()
         self.error = None
 
-    def ask(self, thread, question):
+    def of(self, servicer):
+        """Returns this object, which forwards requests to the servicer of keras-tuner."""
+        self.servicer = servicer
+        return self
+
+    def ask(self, question):
         """Calls a function in the request thread and returns its result."""
-        future = thread.submit(self._guarded, question)
-        # An earlier request may fail.
-        while not self.failed.is_set() and not futures.wait([future], POLL).done:
-            pass
+        answer = self.thread.submit(self._guarded, question).result()
         if self.failed.is_set():
             raise SearchError(
                 "The chief cannot continue. When started again, it has all trials that are on "
                 f"disk. The error was {type(self.error).__name__}: {self.error}"
             ) from self.error
-        return future.result()
+        return answer
 
     def __getattr__(self, name):
         return functools.partial(self._answer, getattr(self.servicer, name))
-
-    def GetTrial(self, request, context):
-        if request.trial_id not in self.oracle.trials:
-            # The worker belongs to an earlier search that no longer exists.
-            context.abort(grpc.StatusCode.NOT_FOUND, f"There is no trial {request.trial_id!r}.")
-        return self._answer(self.servicer.GetTrial, request, context)
 
     def _answer(self, method, request, context):
         answer = self._guarded(method, request, context)
@@ -224,28 +205,13 @@ class _Answers:
         try:
             return function(*args)
         except Exception as error:
-            _unlock(self.oracle)
             self.error = error
             self.failed.set()
 
 
-def _unlock(oracle):
-    """Releases the oracle's lock if this thread still holds it after raising an error."""
-    from keras_tuner.src.engine import oracle as of_tuner
-
-    if of_tuner.THREADS[oracle] == threading.current_thread().name:
-        of_tuner.THREADS[oracle] = None
-        of_tuner.LOCKS[oracle].release()
-
-
 @contextlib.contextmanager
 def heartbeat(oracle, trial_id):
-    """Reports to the chief that this worker is alive, as long as the block runs.
-
-    Args:
-        oracle: the worker's client of the chief's oracle.
-        trial_id: str, the trial that it runs.
-    """
+    """Reports to the chief that this worker runs a trial, as long as the block does."""
     ended = threading.Event()
 
     def beat():
@@ -253,8 +219,7 @@ def heartbeat(oracle, trial_id):
             with contextlib.suppress(grpc.RpcError, ChiefConnectionError):
                 oracle.get_trial(trial_id)
 
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
+    threading.Thread(target=beat, daemon=True).start()
     try:
         yield
     finally:

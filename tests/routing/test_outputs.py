@@ -1,0 +1,412 @@
+"""What a network's outputs are taken for, live and as a SavedModel."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+from reference import heads
+from reference.random_network import random_network, sample
+from refusals import refused
+
+import tfresidual as tfr
+from tfresidual import probes
+from tfresidual.routing import Block, Chain, Stage, evaluate
+from tfresidual.routing.routes import drop, unperturbed
+from tfresidual.sources.outputs import outputs_of
+
+pytestmark = pytest.mark.eager
+
+CLASSES = 5
+IMAGES = np.random.default_rng(0).normal(size=(6, 4, 4, 1)).astype("float32")
+INDICES = np.array([0, 1, 4, 2, 3, 1])
+BINARY = np.array([0, 1, 1, 0, 1, 1])
+SPARSE = "sparse_categorical_crossentropy"
+OF_LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def network(head, loss=None, blocks=1, pool=True):
+    """Some blocks, and a head, which is a function of what is pooled, or of the last state."""
+    keras.utils.set_random_seed(2)
+    inputs = keras.Input((4, 4, 1))
+    state = layers.Conv2D(3, 3, padding="same")(inputs)
+    for _ in range(blocks):
+        state = state + layers.Conv2D(3, 3, padding="same", activation="relu")(state)
+    model = keras.Model(inputs, head(layers.GlobalAveragePooling2D()(state) if pool else state))
+    if loss is not None:
+        model.compile("sgd", loss)
+    return model
+
+
+def dense(activation=None, outputs=CLASSES):
+    return heads.dense(activation, outputs)
+
+
+def softmax(state):
+    return dense("softmax")(state)
+
+
+def in_lambda(function):
+    return layers.Lambda(function)
+
+
+# What the outputs are
+
+
+SOFTMAXES = {
+    "tf.nn": dense(tf.nn.softmax),
+    "keras.ops": dense(ops.softmax),
+    "a lambda": dense(lambda x: tf.nn.softmax(x)),
+    "a layer": dense(layers.Softmax()),
+    "with a temperature": dense(lambda x: ops.softmax(x / 3)),
+    "an operation": lambda state: ops.softmax(dense()(state)),
+    "a Lambda": lambda state: in_lambda(lambda x: tf.nn.softmax(x))(dense()(state)),
+    "wrapped": lambda state: layers.SpectralNormalization(layers.Dense(5, "softmax"))(state),
+    "cast": lambda state: ops.cast(softmax(state), "float32"),
+    "cast to bfloat16": lambda state: ops.cast(softmax(state), "bfloat16"),
+    "times one": lambda state: softmax(state) * 1.0,
+    "clipped": lambda state: ops.clip(softmax(state), 1e-7, 1 - 1e-7),
+    "reshaped": lambda state: ops.reshape(softmax(state), (-1, CLASSES)),
+    "dropout": lambda state: layers.Dropout(0.5)(softmax(state)),
+    "a Lambda that casts": lambda s: in_lambda(lambda x: tf.cast(x, "float32"))(softmax(s)),
+    "a Lambda that clips": lambda s: in_lambda(lambda x: tf.clip_by_value(x, 1e-7, 1.0))(
+        softmax(s)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sample({name: name for name in SOFTMAXES}, every=2))
+def test_a_softmax_however_it_is_written(name):
+    model = network(SOFTMAXES[name])
+    chain = tfr.chain(model)
+    assert chain.outputs == "probabilities"
+    values = evaluate(chain, (IMAGES, INDICES), [unperturbed(chain)])
+    outputs = np.float64(ops.convert_to_numpy(ops.cast(model(IMAGES), "float32")))
+    # The logits say more than what was rounded to bfloat16.
+    allowed = 0.03 if name == "cast to bfloat16" else 1e-5
+    expected = -np.log(outputs[np.arange(6), INDICES])
+    np.testing.assert_allclose(values.cross_entropy[0], expected, rtol=allowed)
+    entropy = -np.sum(outputs * np.log(outputs), axis=-1)
+    np.testing.assert_allclose(values.entropy[0], entropy, rtol=allowed)
+    losses = ops.convert_to_numpy(chain.loss(INDICES, model(IMAGES)))
+    np.testing.assert_allclose(losses, expected, rtol=allowed)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        dense(tf.nn.sigmoid),
+        dense(lambda x: ops.sigmoid(x)),
+        lambda state: ops.sigmoid(dense()(state)),
+        lambda state: ops.clip(dense("sigmoid")(state), 1e-7, 1 - 1e-7),
+    ],
+    ids=["tf.nn", "lambda", "operation", "clipped"],
+)
+def test_a_sigmoid_however_it_is_written(head):
+    chain = tfr.chain(network(head))
+    assert chain.outputs == "label_probabilities"
+    rows = np.eye(CLASSES)[INDICES]
+    outputs = np.float64(chain(IMAGES))
+    said = np.where(rows == 1, outputs, 1 - outputs)
+    values = evaluate(chain, (IMAGES, rows), [unperturbed(chain)])
+    np.testing.assert_allclose(values.cross_entropy[0], -np.log(said).sum(axis=1), rtol=1e-4)
+
+
+def normalized(state):
+    return in_lambda(lambda x: x / tf.reduce_sum(x, -1, keepdims=True))(dense("softplus")(state))
+
+
+def own(labels, outputs):
+    return outputs[:, 0]
+
+
+class Softmax(layers.Layer):
+    """Called like that of Keras, and another layer."""
+
+    def call(self, inputs):
+        return 2 * inputs
+
+
+FLAT = layers.Lambda(lambda x: tf.reshape(x, [tf.shape(x)[0], -1]))
+WEIGHTS = np.ones(CLASSES, "float32")
+OF_LABELS = keras.losses.BinaryCrossentropy(from_logits=True)
+# The activation tells, and then the loss.
+KINDS = [
+    ("probabilities", normalized, (SPARSE, keras.losses.CategoricalCrossentropy())),
+    ("probabilities", normalized, ("kl_divergence",)),
+    ("label_probabilities", normalized, ("binary_crossentropy",)),
+    ("label_logits", normalized, (OF_LABELS,)),
+    ("logits", normalized, (OF_LOGITS, own, None)),
+    # No activation: outputs of any sign are no probabilities.
+    ("logits", dense(), (SPARSE, OF_LOGITS, "categorical_hinge", own, None)),
+    ("logits", dense("log_softmax"), (SPARSE,)),
+    ("logits", lambda state: ops.cast(dense()(state), "float32"), (SPARSE,)),
+    ("label_logits", dense(), ("hinge", OF_LABELS, [OF_LABELS], keras.losses.binary_crossentropy)),
+    ("label_logits", dense("linear"), ("binary_crossentropy",)),
+    # Regression, unless the activation says that it is none.
+    ("values", dense(), ("mse", keras.losses.Huber(), "mape", "msle", "log_cosh")),
+    ("values", dense(), ("cosine_similarity",)),
+    ("values", dense("relu"), ("mae",)),
+    ("values", dense("exponential"), ("poisson",)),
+    ("probabilities", dense(tf.nn.softmax), ("mse", "binary_crossentropy")),
+    ("label_probabilities", dense("sigmoid"), ("mse", SPARSE)),
+    # It fails on rows of another size.
+    ("probabilities", dense(lambda x: tf.nn.softmax(x * WEIGHTS)), (SPARSE,)),
+    ("logits", lambda x: layers.ReLU()(FLAT(dense()(x))), (None,)),
+    ("logits", lambda x: Softmax()(dense()(x)), (None,)),
+    # Over another axis than that of classes.
+    (
+        "logits",
+        lambda x: layers.Flatten()(
+            layers.Softmax(axis=1)(layers.Reshape((CLASSES, 1))(dense()(x)))
+        ),
+        (None,),
+    ),
+]
+
+
+@pytest.mark.parametrize(("expected", "head", "losses"), KINDS)
+def test_the_activation_tells_and_then_the_loss(expected, head, losses):
+    for loss in losses:
+        assert tfr.chain(network(head, loss)).outputs == expected
+
+
+def test_a_mean_of_probabilities_is_one():
+    model = network(
+        lambda state: layers.GlobalAveragePooling2D()(layers.Softmax()(state)), pool=False
+    )
+    assert tfr.chain(model).outputs == "probabilities"
+    for activation, expected in (("sigmoid", "label_probabilities"), (None, "logits")):
+        assert outputs_of(random_network(classifier_activation=activation)) == expected
+
+
+class Counting(layers.Layer):
+    """A layer that remembers its calls with numbers; those that trace its shapes are others."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def call(self, inputs):
+        self.calls += tf.executing_eagerly()
+        return inputs
+
+
+def test_layers_of_the_model_are_not_run_to_see_what_they_do():
+    net = network(dense(layers.PReLU()))
+    assert tfr.chain(net).outputs == "logits"
+    assert net.predict(IMAGES, verbose=0).shape == (len(IMAGES), CLASSES)
+    counting = Counting()
+    net = network(lambda state: counting(dense()(state)))
+    calls = counting.calls
+    tfr.chain(net)
+    assert counting.calls == calls
+
+
+# Values that are no classes
+
+
+@pytest.mark.parametrize("outputs", [1, pytest.param(3, marks=pytest.mark.nightly)])
+def test_routes_are_not_scored_on_values(outputs, tmp_path):
+    targets = np.random.default_rng(1).normal(size=(6, outputs))
+    model = network(dense(outputs=outputs), "mse", blocks=2)
+    tfr.export(model, tmp_path / "net")
+    for chain in (tfr.chain(model), tfr.chain(tmp_path / "net")):
+        for probe in (
+            lambda chain, data: evaluate(chain, data, [unperturbed(chain)]),
+            probes.drop_blocks,
+            probes.readout,
+            probes.repeat_last_block,
+            probes.shuffle_blocks,
+            probes.borderline,
+            probes.convergence_indices,
+        ):
+            with refused("chain"):
+                probe(chain, (IMAGES, targets))
+        assert probes.perturbation(chain, (IMAGES, targets))["perturbation"].gt(0).all()
+    frames = [probes.block_metrics(of, (IMAGES, targets)) for of in (model, tmp_path / "net")]
+    pd.testing.assert_frame_equal(*frames, rtol=1e-5)
+    assert frames[0]["gradient_norm"].gt(0).all()
+
+
+OTHER_SHAPES = {
+    "of positions": (lambda state: layers.Dense(CLASSES, "softmax")(state), "(None, 4, 4, 5)"),
+    "a number": (
+        lambda state: ops.squeeze(dense("sigmoid", 1)(layers.Flatten()(state)), -1),
+        "(None,)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SHAPES)
+def test_routes_are_not_scored_on_outputs_of_other_shapes(name):
+    head, words = OTHER_SHAPES[name]
+    chain = tfr.chain(network(head, pool=False))
+    with refused("chain"):
+        evaluate(chain, (IMAGES, INDICES), [unperturbed(chain)])
+    # What the message says, though there is no row.
+    for outputs in ("logits", "label_probabilities"):
+        said = dataclasses.replace(chain, outputs=outputs)
+        with refused("chain") as caught:
+            evaluate(said, (IMAGES, BINARY), [unperturbed(chain)])
+        assert words in str(caught.value)
+    assert probes.perturbation(chain, (IMAGES, INDICES))["perturbation"].gt(0).all()
+
+
+@pytest.mark.compiled
+def test_one_index_for_many_positions():
+    net = network(lambda state: layers.Dense(CLASSES, "softmax")(state), SPARSE, pool=False)
+    with refused("data"):
+        probes.block_metrics(net, (IMAGES, INDICES))
+    assert len(probes.block_metrics(net, (IMAGES, np.ones((6, 4, 4), int)))) == 1
+
+
+@pytest.mark.system
+def test_a_loss_with_a_table_and_outputs_that_are_maps(tmp_path):
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(tf.constant([0]), tf.constant([2.0])), 0.0
+    )
+    net = network(lambda state: state, pool=False)
+    net.compile(
+        "sgd", lambda a, b: table.lookup(tf.constant(0)) * ops.mean((a - b) ** 2, (1, 2, 3))
+    )
+    tfr.export(net, tmp_path / "net")
+    labels = np.zeros((len(IMAGES), 4, 4, 3), "float32")
+    frames = [probes.block_metrics(of, (IMAGES, labels)) for of in (net, tmp_path / "net")]
+    pd.testing.assert_frame_equal(*frames, rtol=1e-5)
+
+
+def test_outputs_with_small_axes_and_a_loss_by_hand(tmp_path):
+    inputs = keras.Input((2, 3, 1))
+    state = layers.Conv2D(4, 3, padding="same")(inputs)
+    state = state + layers.Conv2D(4, 3, padding="same")(state)
+    net = keras.Model(inputs, state)
+    net.compile("sgd", lambda a, b: ops.mean((a - b) ** 2, (1, 2, 3)))
+    tfr.export(net, tmp_path / "net")
+    assert len(tfr.chain(tmp_path / "net").blocks) == 1
+
+
+def test_states_of_several_dtypes():
+    """The head reads those of the last stage as one batch."""
+    chain = Chain(
+        name="widening",
+        stem=lambda images: ops.cast(images, "float16"),
+        stages=(
+            Stage(
+                1,
+                (
+                    Block(1, 0, True, lambda state: ops.cast(state, "float32") * 1.5),
+                    Block(1, 1, True, lambda state: state * 2),
+                ),
+            ),
+        ),
+        head=lambda state: ops.cast(ops.mean(state, axis=(1, 2)), "float32"),
+        loss=lambda labels, outputs: ops.sum(ops.square(outputs), axis=-1),
+        input_shape=(4, 4, 1),
+    )
+    frame = probes.block_metrics(chain, (IMAGES, INDICES))
+    mean = np.float64(IMAGES).mean(axis=(1, 2, 3))
+    # dL/dh is 2 * 3 * 3 * mean / 16 for each of 16 pixels.
+    expected = np.mean(18 * np.abs(mean) / 16 * 4)
+    np.testing.assert_allclose(frame["gradient_norm"][0], expected, rtol=2e-3)
+    assert frame["readout_cosine_loss"].notna().all()
+
+
+# Two classes with one output, and labels that a loss takes
+
+
+def by_hand(labels, outputs):
+    return ops.mean(ops.square(labels - outputs), axis=-1)
+
+
+BINARY_NETWORKS = {
+    "sigmoid": (dense("sigmoid", 1), "binary_crossentropy"),
+    "not compiled": (dense("sigmoid", 1), None),
+    "logits": (dense(None, 1), OF_LABELS),
+    "tf.nn": (dense(tf.nn.sigmoid, 1), keras.losses.BinaryFocalCrossentropy()),
+    "by hand": (dense("sigmoid", 1), by_hand),
+}
+
+
+@pytest.mark.parametrize("case", sample(BINARY_NETWORKS, every=6, others=pytest.mark.nightly))
+def test_frames_of_two_classes(case, tmp_path):
+    model = network(*case)
+    tfr.export(model, tmp_path / "net")
+    found = [
+        [
+            probe(chain, (IMAGES, labels))
+            for probe in (probes.drop_blocks, probes.block_metrics, probes.signal_propagation)
+        ]
+        for chain in (tfr.chain(model), tfr.chain(tmp_path / "net"))
+        for labels in (BINARY, BINARY[:, None], BINARY.astype("float32"))
+    ]
+    for frames in found[1:]:
+        for frame, expected in zip(frames, found[0], strict=True):
+            pd.testing.assert_frame_equal(frame, expected, rtol=1e-4, atol=1e-6)
+    outputs = np.float64(model.predict(IMAGES, verbose=0))[:, 0]
+    is_logit = tfr.chain(model).outputs == "label_logits"
+    error = np.mean((outputs > (0 if is_logit else 0.5)) != BINARY)
+    np.testing.assert_allclose(found[0][0]["unperturbed_error"], error)
+    signature = tf.saved_model.load(str(tmp_path / "net")).signatures["block_metrics"]
+    labels = signature.structured_input_signature[1]["labels"]
+    assert (labels.dtype, labels.shape.as_list()) == (tf.float32, [None, 1])
+    values = signature(images=IMAGES, labels=np.float32(BINARY)[:, None])["gradient_norm"]
+    expected = found[0][1]["gradient_norm"]
+    np.testing.assert_allclose(np.mean(values, axis=0), expected, rtol=1e-4)
+    assert expected.gt(0).all()
+
+
+def test_the_error_is_that_of_keras_even_where_all_labels_are_zero():
+    model = network(dense("sigmoid", 1), blocks=2)
+    p = np.float64(model.predict(IMAGES, verbose=0))
+    model.layers[-1].bias.assign([-np.median(np.log(p / (1 - p)))])
+    model.compile("sgd", "binary_crossentropy", metrics=["accuracy"])
+    chain = tfr.chain(model)
+    routes = [unperturbed(chain), drop(chain, (1, 0)), drop(chain, (1, 0), (1, 1))]
+    for labels in (np.zeros(6, int), BINARY):
+        loss, accuracy = model.evaluate(IMAGES, labels, verbose=0)
+        values = evaluate(chain, (IMAGES, labels), routes, with_outputs=True)
+        np.testing.assert_allclose(values.wrong[0].mean(), 1 - accuracy, rtol=1e-6)
+        np.testing.assert_allclose(values.cross_entropy[0].mean(), loss, rtol=1e-5)
+        p = values.outputs[..., 0]
+        np.testing.assert_array_equal(values.agreement, (p > 0.5) == (p[0] > 0.5))
+        np.testing.assert_array_equal(values.label_sets, labels[:, None] == 1)
+    assert 0 < accuracy < 1 and 0 < values.agreement.mean() < 1
+    assert values.classes == 2
+
+
+@pytest.mark.parametrize("is_column", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_chance_of_two_classes(is_column):
+    model = network(dense("sigmoid", 1), "binary_crossentropy")
+    labels = (model.predict(IMAGES, verbose=0)[:, 0] > 0.5).astype(int)
+    labels[0] = 1 - labels[0]
+    data = IMAGES, labels[:, None] if is_column else labels
+    frame = probes.convergence_indices(model, data, times=2)
+    np.testing.assert_allclose(frame["chance"], 0.5)
+    np.testing.assert_allclose(frame["error"][frame["basis"] == "labels"], 1 / 6)
+    largest = probes.convergence_frames(
+        model, data, times=2, chance="largest class", at_chance="nan"
+    )[1]
+    np.testing.assert_allclose(largest["chance"], min(labels.mean(), 1 - labels.mean()))
+
+
+@pytest.mark.parametrize("labels", [2 * BINARY, 2 * BINARY - 1, BINARY * np.nan], ids=str)
+def test_labels_of_two_classes_out_of_range(labels):
+    chain = tfr.chain(network(dense("sigmoid", 1), "binary_crossentropy"))
+    for probe in (probes.drop_blocks, probes.block_metrics, probes.signal_propagation):
+        with refused("data") as caught:
+            probe(chain, (IMAGES, labels))
+        assert caught.value.must == "hold labels from 0 to 1"
+
+
+def test_labels_that_a_loss_takes():
+    rows = np.eye(CLASSES, dtype="float32")[INDICES]
+    hinge = network(dense(), "hinge")
+    expected = probes.drop_blocks(hinge, (IMAGES, rows))
+    pd.testing.assert_frame_equal(probes.drop_blocks(hinge, (IMAGES, 2 * rows - 1)), expected)
+    ignoring = network(softmax, keras.losses.SparseCategoricalCrossentropy(ignore_class=-1))
+    labels = np.where(INDICES == 4, -1, INDICES)
+    assert np.isfinite(probes.block_metrics(ignoring, (IMAGES, labels))["l2_ratio"]).all()

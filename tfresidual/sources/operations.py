@@ -1,0 +1,119 @@
+"""What is known of layers and operations of `keras.ops` by their class, and which are chosen."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import keras
+
+from tfresidual.arguments import ArgumentError
+
+# A class of layers, the name of a layer, a function of a layer, or several of these.
+Layers: TypeAlias = (
+    "type[keras.layers.Layer] | str | Callable[[keras.layers.Layer], bool] | Sequence[Any]"
+)
+
+# The packages whose layers are known.
+KNOWN_PACKAGES = ("keras", "tfresidual")
+
+
+def package_of(kind):
+    """Returns the name of the package that a class is from."""
+    return kind.__module__.partition(".")[0]
+
+
+def is_of_keras(operation, *names):
+    """Returns whether an operation is one of Keras with one of these names."""
+    kind = type(operation)
+    return kind.__name__ in names and kind.__module__.startswith("keras.")
+
+
+def is_unchanged(layer, kind, *methods):
+    """Returns whether a layer is of a class and computes what that does, not of its own."""
+    return (
+        isinstance(layer, kind)
+        and all(getattr(type(layer), name) is getattr(kind, name) for name in methods)
+        and "call" not in vars(layer)
+    )
+
+
+def unwrapped(operation):
+    """Returns an operation without the layers that are wrapped around it."""
+    while isinstance(operation, keras.layers.Wrapper):
+        operation = operation.layer
+    return operation
+
+
+def is_unknown(operation):
+    """Returns whether an operation may call other layers, or do anything with its arguments."""
+    is_known = package_of(type(operation)) in KNOWN_PACKAGES
+    return not is_known or isinstance(operation, (keras.Model, keras.layers.Lambda))
+
+
+def may_hide(layer):
+    """Returns whether something is a layer written by others, which may contain additions."""
+    if isinstance(layer, (keras.layers.Lambda, keras.layers.Wrapper)):
+        return False
+    is_layer = isinstance(layer, keras.layers.Layer)
+    return is_layer and package_of(type(layer)) not in KNOWN_PACKAGES
+
+
+def may_mask(operation):
+    """Returns whether an operation may make an implicit mask of Keras, for inputs without one."""
+    while isinstance(operation, keras.layers.Layer):
+        is_masking = isinstance(operation, keras.layers.Masking)
+        if is_unknown(operation) or is_masking or getattr(operation, "mask_zero", False):
+            return True
+        operation = operation.layer if isinstance(operation, keras.layers.Wrapper) else None
+    return False
+
+
+class Chooser:
+    """Says whether an operation is one of the chosen layers.
+
+    Attributes:
+        parts: list of classes, names and functions that choose layers.
+        unused: those names among them that no layer had so far, as a list.
+    """
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+        self.unused = [part for part in parts if isinstance(part, str)]
+
+    def __call__(self, operation: object) -> bool:
+        if not isinstance(operation, keras.layers.Layer):
+            return False
+        self.unused = [name for name in self.unused if name != operation.name]
+        return any(_fits(operation, part) for part in self.parts)
+
+
+def chooser(name: str, chosen: Layers, otherwise: str = "") -> Chooser:
+    """Returns the function that says whether an operation is one of the chosen layers.
+
+    Args:
+        name: the name of the argument, for errors.
+        chosen: its value.
+        otherwise: what else the argument may be, for errors.
+    """
+    parts = list(chosen) if isinstance(chosen, (list, tuple, set)) else [chosen]
+    is_usable = [
+        isinstance(part, str)
+        or (issubclass(part, keras.layers.Layer) if inspect.isclass(part) else callable(part))
+        for part in parts
+    ]
+    if not parts or not all(is_usable):
+        raise ArgumentError(
+            name,
+            "be a class of layers, the name of a layer, a function of a layer, or several of these "
+            f"in a list{otherwise}",
+            chosen,
+        )
+    return Chooser(parts)
+
+
+def _fits(layer, part):
+    if isinstance(part, str):
+        return layer.name == part
+    return isinstance(layer, part) if inspect.isclass(part) else bool(part(layer))

@@ -1,0 +1,103 @@
+"""What this package uses of keras-tuner that keras-tuner does not document.
+
+These are nine names: of an oracle, `_set_project_dir` and `_display`; of a tuner,
+`_populate_initial_space`, `_try_build`, `_build_hypermodel` and `_configure_tensorboard_dir`; of
+chief and workers, the modules `protos` and `oracle_chief`, and the `stub` of a client.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import keras_tuner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc
+    import keras
+    from keras_tuner.engine.trial import Trial
+
+# The versions with which the search was tried; setup.cfg requires the same range.
+TRIED = ("1.4.7", "1.4.8")
+FIRST, BEFORE = (1, 4, 7), (1, 5)
+
+
+def check_version(version: str) -> None:
+    """Raises an `ImportError` if a version of keras-tuner is one that was not tried."""
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
+    if not FIRST <= numbers < BEFORE:
+        raise ImportError(
+            "`tfresidual.tuning` needs keras-tuner 1.4.7 or later, and below 1.5: it uses parts "
+            f"that may be others in other versions. It was tried with {' and '.join(TRIED)}. "
+            f"Received: keras-tuner {version}"
+        )
+
+
+check_version(keras_tuner.__version__)
+
+
+class PlacedOracle(keras_tuner.Oracle):
+    """An oracle that knows the folder of its search, `folder`, and leaves the files to others."""
+
+    folder: pathlib.Path
+
+    def place_in(self, folder: pathlib.Path) -> None:
+        """Sets the folder, which a tuner does otherwise."""
+        self._set_project_dir(str(folder.parent), folder.name)
+
+    def _set_project_dir(self, directory, project_name):
+        super()._set_project_dir(directory, project_name)
+        self.folder = pathlib.Path(directory, project_name)
+
+    def announce(self, trial: Trial) -> None:
+        """Prints that a trial begins, unless `verbose` is 0."""
+        self._display.on_trial_begin(trial)
+
+    def durations(self, trial: Trial, now: Any) -> tuple[str, str]:
+        """Returns how long a trial and the whole search have taken, as text."""
+        # A restarted chief does not know when the trial started.
+        display = self._display
+        starts = display.trial_start.get(trial.trial_id, now), display.search_start or now
+        of_trial, of_search = (display.format_duration(now - start) for start in starts)
+        return of_trial, of_search
+
+
+class BuildingTuner(keras_tuner.Tuner):
+    """A tuner whose parts can be used one by one."""
+
+    def find_space(self) -> None:
+        """Finds all hyperparameters by building networks."""
+        self._populate_initial_space()
+
+    def build_network(self, hyperparameters: keras_tuner.HyperParameters) -> keras.Model:
+        """Returns the network of a trial, after which those before it are gone."""
+        return self._try_build(hyperparameters)
+
+    def build_beside(self, hyperparameters: keras_tuner.HyperParameters) -> keras.Model:
+        """Returns another network, beside that of a trial."""
+        return self._build_hypermodel(hyperparameters)
+
+    def log_below(self, callbacks: list, trial: Trial, execution: int) -> None:
+        """Gives the `TensorBoard` callbacks among some a folder per execution."""
+        # keras-tuner imports TensorBoard even if it is not used.
+        if any(type(callback).__name__ == "TensorBoard" for callback in callbacks):
+            self._configure_tensorboard_dir(callbacks, trial, execution)
+
+
+def replace_stub(client: Any, channel: grpc.Channel, wrap: Callable[[Any], Any]) -> None:
+    """Lets the client of a worker send its requests through `wrap` of what sends them."""
+    from keras_tuner.src import protos
+
+    client.stub = wrap(protos.get_service_grpc().OracleStub(channel))
+
+
+def add_servicer(oracle: Any, server: grpc.Server, wrap: Callable[[Any], Any]) -> None:
+    """Lets a server answer the requests of workers by `wrap` of what answers them."""
+    from keras_tuner.src import protos
+    from keras_tuner.src.distribute.oracle_chief import OracleServicer
+
+    add = protos.get_service_grpc().add_OracleServicer_to_server
+    add(wrap(OracleServicer(oracle)), server)
