@@ -450,9 +450,10 @@ def test_blocks_that_began_equal_part_and_stay_apart_in_files(tmp_path):
 
 
 VALUES = {
-    "blocks": ((1, 2, 3), 0, "12"), "widths": ((), (4, 8.0), (1, 2, 3)), "classes": (0,),
+    "blocks": ((1, 2, 3), 0, "12"), "widths": ((), (4, 8.0)), "classes": (0,),
     "transition": ("pool", None), "layout": ("post",), "shortcut": ("gate",),
-    "input_shape": ((8, 8), 8, (8, 9, 3), (0, 8, 3), (8, 8.0, 3)), "pooling": ("max", 3, 0),
+    "input_shape": ((8, 8), 8, (8, 9, 3), (0, 8, 3), (8, 8.0, 3), (8, 8, 0), (8, 8, None)),
+    "pooling": ("max", 3, 0),
     "normalization": ("layer",), "stochastic_depth": (1, -0.5), "multiplier": (1.0,),
     "share_from": (-1, True, 1.0, "1", (1,), 1, 99), "batch_norm": ("private", None, "unshared"),
     "anchor": ("first",), "bottleneck": (1,), "recurrent_initialization": (0,),

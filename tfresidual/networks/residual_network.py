@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     class _Specified(Specification, TracedOnce, keras.Model):
         """A network has the fields of its specification as attributes."""
 
+        def __init__(self, inputs: Any, outputs: Any, name: str) -> None: ...
+
 else:
 
     class _Specified(TracedOnce, keras.Model):

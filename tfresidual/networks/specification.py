@@ -165,6 +165,8 @@ class Specification:
             return entering * inner + 9 * inner**2 + inner * width
 
         channels = self.input_shape[-1 if self.data_format == "channels_last" else 0]
+        if not channels:
+            raise ArgumentError("input_shape", "have 1 channel or more", self.input_shape)
         entering = self.stem_width
         weights = 9 * channels * entering
         for depth, width in zip(self.blocks, self.widths, strict=True):
