@@ -63,8 +63,8 @@ SMALL = {
     "quarters, on MNIST with 0.025, divided by 2.5. L is the number of blocks "
     "per section, F what a block adds to its input h. A perturbation is the norm |F|, or |F| / |h| "
     "if scaled, as a mean over images; a distance is the sum over the blocks of a section.",
-    "IM": "ResNet-38 of 8, 16 and 32 channels takes the place of ResNet-110, and ResNet-74 of these "
-    "widths that of deeper ones. 8,000 images of CIFAR-10 (JPEG q75), 6 epochs in batches of 16, "
+    "IM": "ResNet-38 of 8, 16 and 32 channels takes the place of ResNet-110, and ResNet-74 of "
+    "these widths that of deeper ones. 8,000 images of CIFAR-10 (JPEG q75), 6 epochs in batches of 16, "
     "a rate of 0.0125 (0.1 for batches of 128), divided by 10 after one half and three quarters, "
     "without warm-up and weight decay. *identity* and *original* are one network: original units "
     "with identity shortcuts.",
@@ -98,8 +98,8 @@ for longer, or with more blocks, and decide the same statements again.
 Networks are measured at their best epoch, by validation error, as in IC; the other papers do not
 say. Figures over the epochs show all of them. The line above each figure gives the number of images
 its numbers were measured on, and the errors of its networks on all 5,000 test images, as means over
-all networks of one name. In figures, lines are means over the seeds, and bands go from the lowest to
-the highest; where there are large and small marks, the large ones are means and the small ones
+all networks of one name. In figures, lines are means over the seeds, and bands go from the lowest
+to the highest; where there are large and small marks, the large ones are means and the small ones
 seeds. A dotted line at 90 % is the error of guessing.
 """
 
