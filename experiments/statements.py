@@ -63,11 +63,11 @@ SMALL = {
     "quarters, on MNIST with 0.025, divided by 2.5. L is the number of blocks "
     "per section, F what a block adds to its input h. A perturbation is the norm |F|, or |F| / |h| "
     "if scaled, as a mean over images; a distance is the sum over the blocks of a section.",
-    "IM": "ResNet-38 of 8, 16 and 32 channels takes the place of ResNet-110, and ResNet-74 of "
-    "these widths that of deeper ones. 8,000 images of CIFAR-10 (JPEG q75), 6 epochs in batches of 16, "
-    "a rate of 0.0125 (0.1 for batches of 128), divided by 10 after one half and three quarters, "
-    "without warm-up and weight decay. *identity* and *original* are one network: original units "
-    "with identity shortcuts.",
+    "IM": "ResNet-38 of 8, 16 and 32 channels takes the place of ResNet-110, and ResNet-74 of these"
+    " widths that of deeper ones. 8,000 images of CIFAR-10 (JPEG q75), 6 epochs in batches of"
+    " 16, a rate of 0.0125 (0.1 for batches of 128), divided by 10 after one half and three "
+    "quarters, without warm-up and weight decay. *identity* and *original* are one network: "
+    "original units with identity shortcuts.",
 }
 # Which networks were trained again at other sizes, and how.
 AGAIN = {
