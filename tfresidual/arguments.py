@@ -41,6 +41,9 @@ class ArgumentError(ValueError):
         received: what was received, as text.
     """
 
+    # In functions that TensorFlow traces, an error of this class stays one.
+    ag_pass_through = True
+
     def __init__(
         self,
         names: str | tuple[str, ...],
