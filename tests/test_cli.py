@@ -278,6 +278,13 @@ WRONG = [
     ["tune", "--max-blocks", "4,10001,4"],
     ["tune", "--tolerance", HUGE],
     ["tune", "--workers", HUGE],
+    ["train", "--epochs", ""],
+    ["train", "--share-from", "-1"],
+    ["train", "--coupling", "2"],
+    ["train", "--lipschitz", "0"],
+    ["train", "--anchor", "first"],
+    ["train", "--learning-rate", "0"],
+    ["probe", "run", "--pixels", "0-2"],
 ]
 
 
@@ -293,6 +300,7 @@ def test_wrong_arguments_take_one_line(tmp_path, monkeypatch, capfd, arguments):
     (line,) = err.splitlines()
     assert line.startswith("tfresidual: ")
     assert "--help'" in line
+    assert all(word in line for word in arguments if word.startswith("--"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -333,6 +341,30 @@ REFUSED = {
     "a folder without a network": ["probe", "."],
     "a network without data": ["probe", "file"],
     "a file that is no network": ["probe", "file", "--data", "mnist"],
+    "a width that takes all memory": ["train", "--width", "100000"],
+    "a scale of batch normalization that is none": ["train", "--gamma", "nan"],
+    "unshared parts of nothing shared": ["train", "--batch-norm", "unshared"],
+    "a coupling that is none": ["train", "--coupling", "nan"],
+    "a kernel of no coupling": ["train", "--kernel", "triangular"],
+    "a first block of no coupling": ["train", "--coupling-from", "1"],
+    "a coupling of nothing": ["train", "--coupling", "1", "--coupling-from", "99"],
+    "a bound that is none": ["train", "--lipschitz", "nan"],
+    "a rate that is none": ["train", "--learning-rate", "nan"],
+    "a data folder that is a file": ["train", "--data", "cifar10", "--data-dir", "file"],
+    "no name of a data folder": ["train", "--data-dir", ""],
+    "a smallest depth above the largest": ["tune", "--min-blocks", "9", "--max-blocks", "8"],
+    "a chance above 1": ["probe", "nothing", "--chance", "2"],
+    "a scale that is too large": ["probe", "nothing", "--scale", "1e39"],
+}
+# What the line must name, if not the last option that is given.
+NAMED = {
+    "no name of a network": "NETWORK",
+    "a file of something else": "file",
+    "a file that is no network": "file",
+    "a start of three stages of two": "--start",
+    "a start out of bounds": "--start",
+    "a width that takes all memory": "memory",
+    "a smallest depth above the largest": "blocks",
 }
 
 
@@ -341,8 +373,9 @@ def test_what_the_package_refuses_takes_one_line(tmp_path, monkeypatch, capfd, n
     """In this process, which has TensorFlow loaded; below one of them in its own."""
     (tmp_path / "file").write_text("mine")
     monkeypatch.chdir(tmp_path)
+    command, *rest = REFUSED[name]
     with pytest.raises(SystemExit) as stopped:
-        tfresidual_cli.main([*REFUSED[name], "--data-dir", "empty"])
+        tfresidual_cli.main([command, "--data-dir", "empty", *rest])
     out, err = capfd.readouterr()
     assert stopped.value.code == 2
     assert out == ""
@@ -350,6 +383,8 @@ def test_what_the_package_refuses_takes_one_line(tmp_path, monkeypatch, capfd, n
     assert lines[0] == LOADING
     assert len(lines) == 2, err
     assert lines[1].startswith("tfresidual: ")
+    flags = [word for word in rest if word.startswith("--")]
+    assert NAMED.get(name, flags[-1] if flags else "") in lines[1]
     # It names options, not the arguments of functions.
     names = {name for _, name in OPTIONS} | {"folder", "target", "source", "path"}
     assert not names & set(re.findall(r"`([^`]*)`", lines[1]))
@@ -501,15 +536,6 @@ def test_train_reads_what_it_trained(trained, data_dir):
     assert_no_noise(result.stderr)
     assert (folder / "runs/resnet-digitclutter/log.csv").read_bytes() == before
     assert "epoch" not in result.stderr
-
-
-def test_other_settings_in_the_same_folder(trained, data_dir):
-    folder, _ = trained
-    result = warm("train", *TINY, "--seed", "4", "--data-dir", data_dir, cwd=folder)
-    assert (result.returncode, result.stdout) == (2, "")
-    first, second = result.stderr.splitlines()
-    assert first == LOADING
-    assert "`--seed` was 0" in second and "--seed=4" in second
 
 
 @pytest.mark.parametrize("of", ["results", pytest.param("pipe", marks=pytest.mark.nightly)])

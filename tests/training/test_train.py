@@ -375,6 +375,7 @@ DAMAGED_CHECKPOINTS = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:2000]),
     "empty": lambda path: path.write_bytes(b""),
     "a config that is no JSON": replaced("config.json", "{"),
+    "a config of another kind": replaced("config.json", "[]"),
     "an unknown class": replaced(
         "config.json", '{"module": "keras", "class_name": "Nothing", "config": {}}'
     ),
