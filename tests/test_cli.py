@@ -53,6 +53,19 @@ def tfresidual(*arguments, cwd=None):
     )
 
 
+def started(*arguments, cwd):
+    """A process of the command that is to be interrupted, with a group of its own."""
+    return subprocess.Popen(
+        [str(COMMAND), *map(str, arguments)],
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 MAIN = "import sys, tfresidual_cli; tfresidual_cli.main(sys.argv[1:])"
 
 
@@ -66,6 +79,18 @@ def warm(*arguments, cwd=None):
 def assert_no_noise(text):
     for word in NOISE:
         assert word not in text.lower()
+
+
+def save_network(shape=(4, 4, 1), classes=None):
+    """Writes a network of one block, which ends in a classifier if it has classes."""
+    import keras
+
+    inputs = keras.Input(shape)
+    outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
+    outputs = keras.layers.Flatten()(outputs)
+    if classes is not None:
+        outputs = keras.layers.Dense(classes, "sigmoid")(outputs)
+    keras.Model(inputs, outputs).save("net.keras")
 
 
 @pytest.fixture(scope="module")
@@ -672,13 +697,9 @@ REFUSED_EXPORTS = {
 @pytest.mark.parametrize("name", REFUSED_EXPORTS)
 def test_what_export_refuses_takes_one_line(tmp_path, monkeypatch, capfd, name):
     """In this process, which has TensorFlow loaded."""
-    import keras
-
     arguments, received = REFUSED_EXPORTS[name]
     monkeypatch.chdir(tmp_path)
-    inputs = keras.Input((4, 4, 1))
-    outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
-    keras.Model(inputs, keras.layers.Flatten()(outputs)).save("net.keras")
+    save_network()
     (tmp_path / "file").write_text("mine")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("mine")
@@ -695,12 +716,8 @@ def test_what_export_refuses_takes_one_line(tmp_path, monkeypatch, capfd, name):
 
 
 def test_export_to_serve_alone(tmp_path, monkeypatch, capfd):
-    import keras
-
     monkeypatch.chdir(tmp_path)
-    inputs = keras.Input((4, 4, 1))
-    outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
-    keras.Model(inputs, keras.layers.Flatten()(outputs)).save("net.keras")
+    save_network()
     for options in (["--serving-only"], ["--serving-only", "--overwrite"]):
         tfresidual_cli.main(["export", "net.keras", "saved", *options])
         assert capfd.readouterr().err.splitlines()[-1] == "wrote saved"
@@ -775,17 +792,12 @@ HELD = {
 @pytest.mark.parametrize("name", HELD)
 def test_a_folder_that_another_process_writes_to(tmp_path, monkeypatch, capfd, elsewhere, name):
     """In this process, which has TensorFlow loaded."""
-    import keras
-
     from tfresidual.machine.locks import locked
 
     monkeypatch.chdir(tmp_path)
     arguments, option = HELD[name]
     if "net.keras" in arguments:
-        inputs = keras.Input((32, 32, 1))
-        outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
-        outputs = keras.layers.Dense(10, "sigmoid")(keras.layers.Flatten()(outputs))
-        keras.Model(inputs, outputs).save("net.keras")
+        save_network((32, 32, 1), classes=10)
     before = sorted(path.name for path in tmp_path.rglob("*"))
     held = locked("run", beside=arguments[0] == "export")
     with elsewhere(held), pytest.raises(SystemExit) as stopped:
@@ -813,15 +825,7 @@ def test_tune_in_half_an_environment(tmp_path, monkeypatch, capfd):
 
 def test_ctrl_c(tmp_path, data_dir):
     arguments = [*TINY[:-1], "12", "--data-dir", str(data_dir), "--out", "run"]
-    process = subprocess.Popen(
-        [str(COMMAND), "train", *arguments],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = started("train", *arguments, cwd=tmp_path)
     checkpoints = tmp_path / "run" / "checkpoints"
     deadline = time.monotonic() + 200
     while not (checkpoints.exists() and any(checkpoints.glob("epoch-*.keras"))):
@@ -893,23 +897,12 @@ def test_ctrl_c_at_any_moment(tmp_path, data_dir):
     """Each time the command ends at once, and the last one gives what one without them gives."""
     arguments = ["train", *TINY[:-1], "6", "--data-dir", str(data_dir)]
     begun = time.monotonic()
-    result = subprocess.run(
-        [str(COMMAND), *arguments, "--out", "whole"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True,
-    )  # fmt: skip
+    result = tfresidual(*arguments, "--out", "whole", cwd=tmp_path)
     longest = time.monotonic() - begun
     assert result.returncode == 0, result.stderr
     moments, codes = random.Random(0), []
     for _ in range(12):
-        process = subprocess.Popen(
-            [str(COMMAND), *arguments, "--out", "run"],
-            cwd=tmp_path,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        process = started(*arguments, "--out", "run", cwd=tmp_path)
         assert process.stderr.readline() == f"{LOADING}\n"
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(moments.uniform(0, longest))
@@ -985,15 +978,7 @@ def test_ctrl_c_that_python_drops_comes_again(how):
 
 
 def test_ctrl_c_while_it_loads(tmp_path):
-    process = subprocess.Popen(
-        [str(COMMAND), "train", "--out", "run"],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = started("train", "--out", "run", cwd=tmp_path)
     assert process.stderr.readline() == f"{LOADING}\n"
     time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)
