@@ -71,14 +71,7 @@ def option(flag, meaning, default, **kwargs):
 
 
 def options_of(kind, names=None, without=(), default=None):
-    """Returns a decorator that adds options for the fields of a class of settings.
-
-    Args:
-        kind: name of a class of `tfresidual/settings.py`.
-        names: those of the fields, by default all.
-        without: names of fields that are left out.
-        default: what is shown as the default of each.
-    """
+    """Returns a decorator: options for fields of a class of settings, all with one `default`."""
     fields = dataclasses.fields(getattr(SETTINGS, kind))
     return options(
         *(
@@ -668,16 +661,10 @@ def _settings(package, given, out):
 
 @contextlib.contextmanager
 def _package(after_interrupt, backend=None, only_training=False):
-    """Provides the package, loaded without the noise of the libraries.
+    """Provides the package, loaded without the noise of the libraries; errors end the command.
 
-    Errors of the package end the command with one line on stderr.
-
-    Args:
-        after_interrupt: function that returns text on what is complete after Ctrl-C, and how to
-            resume.
-        backend: the backend of Keras, or `None` for that of Keras' configuration.
-        only_training: whether only what runs on every backend is loaded; all else ends the command
-            on other backends than TensorFlow.
+    After Ctrl-C, `after_interrupt` returns text on what is complete and how to resume. With
+    `only_training`, only what runs on every backend is loaded.
     """
     backend = _chosen_backend(backend)
     try:
@@ -733,10 +720,7 @@ def _loaded(only_training):
 
 
 def _chosen_backend(name):
-    """Returns the backend of Keras, after choosing it if it was given and Keras is not loaded.
-
-    Ends the command if it is not installed, or if Keras was loaded with another one.
-    """
+    """Returns the backend of Keras, chosen if possible; ends the command otherwise."""
     if "keras" in sys.modules:
         loaded = sys.modules["keras"].config.backend()
         if name not in (None, loaded):

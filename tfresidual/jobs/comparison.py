@@ -46,15 +46,7 @@ FRAMES = {frame for figure in FIGURES for frame in frames_of(figure)}
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """A run as it is on the disk.
-
-    Attributes:
-        settings: its `Settings`.
-        content: the content of its settings file.
-        log: its log.
-        studied: what was measured in the run itself, by the name of the frame.
-        probed: what `tfresidual.jobs.probing.probe` measured on it.
-    """
+    """A run on the disk; `studied` and `probed` are what was measured, by the name of the frame."""
 
     settings: Settings
     content: dict[str, Any]
@@ -203,11 +195,7 @@ def _log_in(folder, settings):
 
 
 def _alike(runs):
-    """Returns what was measured on each run, measured in the same way in all of them if it can be.
-
-    Returns:
-        A dict by the name of a run of dicts of `Measured` by the name of a frame.
-    """
+    """Returns what was measured, by run and frame; in the same way in all runs if it can be."""
     probed = [name for name in next(iter(runs.values())).probed if _all_have(runs, name)]
     return {
         key: run.probed | run.studied | {name: run.probed[name] for name in probed}

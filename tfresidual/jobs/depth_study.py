@@ -449,10 +449,7 @@ def _depths(depths, settings):
 
 @contextlib.contextmanager
 def _silent():
-    """Keeps the output of keras-tuner off stdout, which holds only results.
-
-    Also silences TensorFlow's warning that every network is compiled again.
-    """
+    """Keeps keras-tuner off stdout, and TensorFlow's warnings about compiling again off stderr."""
     logger = tf.get_logger()
 
     def is_error(record):

@@ -194,10 +194,7 @@ def _run(asked, console):
 
 
 def _measured_at_once(chain):
-    """Returns the names of the probes that are run when none is named.
-
-    Those are all possible ones, without those measured by another one of them.
-    """
+    """Returns the default probes that are possible and not covered by another."""
     names = [name for name in possible(chain) if PROBES[name].by_default]
     return [name for name in names if PROBES[name].measured_by not in names]
 
@@ -216,11 +213,7 @@ def _listed(names):
 
 
 def _by_epoch(frames):
-    """Returns the frames that the figures over the epochs are drawn from.
-
-    Args:
-        frames: frames of a series by name, with the column `epoch`.
-    """
+    """Returns the frames for figures over the epochs, from frames with the column `epoch`."""
     found = {}
     if "block_metrics" in frames:
         found["block_metrics_by_epoch"] = frames["block_metrics"]

@@ -193,10 +193,7 @@ def _examples(result, data):
 
 
 def _index_tile(frames):
-    """Returns the tile of the mean indices on the test images, in a list.
-
-    The list is empty unless the error of the network is significantly below chance.
-    """
+    """Returns the tile of the mean indices on test images, in a list; empty at chance."""
     indices = frames["convergence_indices"]
     row = indices.query("split == 'test' and basis == 'labels' and stage == 'mean'").iloc[0]
     names = ("convergence_index", "recurrence_index", "divergence_index")
