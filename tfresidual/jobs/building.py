@@ -9,7 +9,6 @@ import keras
 
 from tfresidual import layers, networks, training
 from tfresidual.arguments import ArgumentError
-from tfresidual.datasets.description import sizes_of
 from tfresidual.jobs.settings import (
     ANY_DEPTH,
     DEPTHS,
@@ -20,6 +19,7 @@ from tfresidual.jobs.settings import (
     check_each,
     describe,
     recipe_of,
+    split_sizes,
     stages_of,
 )
 from tfresidual.layers.shortcuts import get_shortcut
@@ -136,9 +136,7 @@ def check_training_fits(network: networks.ResidualNetwork, settings: Settings) -
     The estimate is a lower bound: weights, gradients, momentum, and what layers keep of a batch for
     the backward pass, of which a residual unit keeps at least three states.
     """
-    train_size, _, _ = sizes_of(
-        settings.data, settings.train_size, settings.validation, settings.test_size
-    )
+    train_size, _, _ = split_sizes(settings)
     images = min(settings.batch_size, train_size)
     bytes_each = 4 if network.compute_dtype == "float32" else 2
     kept = sum(

@@ -196,15 +196,12 @@ def _log_in(folder, settings):
 
 def _alike(runs):
     """Returns what was measured, by run and frame; in the same way in all runs if it can be."""
-    probed = [name for name in next(iter(runs.values())).probed if _all_have(runs, name)]
+    first, *others = (run.probed for run in runs.values())
+    probed = [name for name in first if all(name in other for other in others)]
     return {
         key: run.probed | run.studied | {name: run.probed[name] for name in probed}
         for key, run in runs.items()
     }
-
-
-def _all_have(runs, name):
-    return all(name in run.probed for run in runs.values())
 
 
 def _measured(frame, record, settings):

@@ -129,6 +129,11 @@ def describe(settings: Settings) -> datasets.Description:
     return datasets.describe(settings.data, digits=settings.digits)
 
 
+def split_sizes(settings: Settings) -> tuple[int, int, int]:
+    """Returns the numbers of images for training, validation and test of a study."""
+    return sizes_of(settings.data, settings.train_size, settings.validation, settings.test_size)
+
+
 def recipe_of(settings: Settings) -> training.Recipe:
     """Returns the training recipe of a study, a `tfresidual.training.Recipe`."""
     name = settings.data if settings.recipe is None else settings.recipe
@@ -145,9 +150,7 @@ def used(settings: Settings) -> dict[str, Any]:
 
     They must pass `check`. Settings that are off, or had no effect, are left out.
     """
-    train_size, _, test_size = sizes_of(
-        settings.data, settings.train_size, settings.validation, settings.test_size
-    )
+    train_size, _, test_size = split_sizes(settings)
     recipe = recipe_of(settings)
     values = dataclasses.asdict(settings) | {
         "depth": settings.depth or DEPTHS.get(settings.network),
