@@ -352,13 +352,6 @@ def test_ints_of_stages(name, value):
         of_network(**{name: value})
 
 
-def test_arguments_of_a_coupling_without_one():
-    with pytest.raises(
-        ValueError, match=r"must be given together with `coupling`.*Received: kernel='uniform', "
-    ):
-        training.compile_network(None, "mnist", 1, 1, kernel="uniform")
-
-
 # Each with an argument of NumPy, and the same of Python.
 TWINS = {
     "unit": (
