@@ -327,18 +327,16 @@ def with_cell(row, column, value):
     return change
 
 
+# What is damaged in any table is in machine/test_tables.py.
 DAMAGED_LOGS = {
     "missing": None,
-    "binary": lambda text: "\udcff\udcfe" + text,
     "a header alone": lambda text: text.splitlines()[0] + "\n",
     "no monitored column": lambda text: text.replace("val_accuracy", "val_exact_match"),
     "no epochs": lambda text: text.replace("epoch", "step"),
     "text as the metric": with_cell(1, "val_accuracy", "good"),
     "text as another metric": with_cell(2, "loss", "low"),
-    "text as an epoch": with_cell(2, "epoch", "first"),
     "an epoch is missing": lambda text: "".join(text.splitlines(True)[:2]),
     "an epoch is there twice": with_cell(2, "epoch", "0"),
-    "cut before the last line ends": lambda text: text[:-1],
 }
 
 
@@ -348,7 +346,7 @@ def test_a_damaged_log_is_named_and_stays(run, data, kind):
     if damage is None:
         path.unlink()
     else:
-        path.write_bytes(damage(path.read_text()).encode(errors="surrogateescape"))
+        path.write_text(damage(path.read_text()))
     before = contents(run)
     with pytest.raises(ValueError, match=r"log\.csv .*Put it back.*Received: path=") as raised:
         train(run, data)

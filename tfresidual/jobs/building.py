@@ -49,7 +49,7 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
         "classes": description.classes,
         "classifier_activation": "sigmoid" if description.multi_label else "softmax",
         "layout": settings.layout,
-        "shortcut": _shortcut(settings),
+        "shortcut": settings.shortcut,
         "share_from": share_from,
         "batch_norm": batch_norm,
         "recurrent_initialization": settings.recurrent,
@@ -57,6 +57,14 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
         "anchor": settings.anchor,
         "dtype": settings.dtype,
     }
+    of_shortcut = {
+        argument: getattr(settings, name)
+        for name, (argument, _) in OF_SHORTCUTS.items()
+        if getattr(settings, name) is not None
+    }
+    if of_shortcut:
+        usual = get_shortcut(settings.shortcut)
+        kwargs["shortcut"] = usual.from_config(usual.get_config() | of_shortcut)
     if settings.gamma is not None:
         kwargs["gamma_initializer"] = keras.initializers.Constant(settings.gamma)
     if blocks is not None:
@@ -73,19 +81,6 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
             depth=settings.depth,
             width=settings.width,
         ) from error
-
-
-def _shortcut(settings):
-    """Returns the shortcut of a network's units, by name or, with settings of its own, a layer."""
-    given = {
-        argument: getattr(settings, name)
-        for name, (argument, _) in OF_SHORTCUTS.items()
-        if getattr(settings, name) is not None
-    }
-    if not given:
-        return settings.shortcut
-    config = get_shortcut(settings.shortcut).get_config()
-    return type(get_shortcut(settings.shortcut)).from_config(config | given)
 
 
 def _size(settings, blocks, input_shape):

@@ -47,23 +47,12 @@ def known_records(folder):
     path = folder / RECORD
     records = read_json(path, REMEDY_OF_RECORDS) if os.path.lexists(path) else {}
     for name, what in records.items():
-        wrong = _wrong_key(what)
-        if wrong is not None:
-            reason = f"{wrong!r} is not as expected in what it says of {name!r}"
-            raise damaged(path, reason, REMEDY_OF_RECORDS)
+        known = what if isinstance(what, dict) else {}
+        for key, is_right in _KEYS.items():
+            if not is_right(known.get(key)) and (key in known or key not in _OPTIONAL):
+                reason = f"{key!r} is not as expected in what it says of {name!r}"
+                raise damaged(path, reason, REMEDY_OF_RECORDS)
     return records
-
-
-def _wrong_key(what):
-    """Returns the key of a record that does not hold what was written, or `None`."""
-    if not isinstance(what, dict):
-        return "network"
-    for key, is_right in _KEYS.items():
-        if key not in what and key in _OPTIONAL:
-            continue
-        if not is_right(what.get(key)):
-            return key
-    return None
 
 
 def _is_count(value):
@@ -89,9 +78,7 @@ _KEYS = {
         and not any(isinstance(value, (dict, list)) for value in options.values())
     ),
     "rows": _is_count,
-    "columns": lambda names: (
-        isinstance(names, list) and all(isinstance(name, str) for name in names)
-    ),
+    "columns": lambda names: isinstance(names, list) and {str} >= set(map(type, names)),
 }
 _OPTIONAL = ("digits", "rows", "columns")
 

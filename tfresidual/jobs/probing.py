@@ -157,7 +157,12 @@ def _run(asked, console):
             say(console, str(chain))
         check_fit(chain, asked.settings, path)
         if data is None:
-            data = _data(asked.settings, asked.splits, asked.images, asked.pixels, console)
+            train, _, test = prepare(asked.settings, console, pixels=asked.pixels)
+            batches = int(test.cardinality())
+            if asked.images:
+                batches = math.ceil(asked.images / asked.settings.batch_size)
+            parts = {"train": datasets.plain(train), "test": test}
+            data = {split: parts[split].take(batches) for split in asked.splits}
             counts = {split: count_images(part) for split, part in data.items()}
             if options.first_block is None:
                 options = dataclasses.replace(
@@ -165,7 +170,10 @@ def _run(asked, console):
                 )
             say(console, f"on {counts} images of {asked.settings.data}, pixels {asked.pixels}")
             what = described(str(asked.target), asked.settings, counts, asked.pixels, options)
-        for name in asked.names or _measured_at_once(chain):
+        by_default = [name for name in possible(chain) if PROBES[name].by_default]
+        # Those that another one covers are left out.
+        by_default = [name for name in by_default if PROBES[name].measured_by not in by_default]
+        for name in asked.names or by_default:
             say(console, f"running {name}")
             measured = registry.run(name, chain, data, options, console is not None)
             # Only the last network of a series is drawn.
@@ -191,12 +199,6 @@ def _run(asked, console):
         with contextlib.suppress(OSError):
             written_to.rmdir()
     return frames, list(paths)
-
-
-def _measured_at_once(chain):
-    """Returns the default probes that are possible and not covered by another."""
-    names = [name for name in possible(chain) if PROBES[name].by_default]
-    return [name for name in names if PROBES[name].measured_by not in names]
 
 
 def _first_coupled(chain, settings):
@@ -235,10 +237,3 @@ def _with_epoch(measured, epoch, frames):
         name: pd.concat([frames[name], frame], ignore_index=True) if name in frames else frame
         for name, frame in measured.items()
     }
-
-
-def _data(settings, splits, images, pixels, console):
-    train, _, test = prepare(settings, console, pixels=pixels)
-    batches = math.ceil(images / settings.batch_size) if images else int(test.cardinality())
-    parts = {"train": datasets.plain(train), "test": test}
-    return {split: parts[split].take(batches) for split in splits}

@@ -141,7 +141,9 @@ def claim(folder: pathlib.Path, parts: Mapping[str, Any]) -> None:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         versions = {"python": platform.python_version()}
-        versions |= _installed(PACKAGES)
+        for package in PACKAGES:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[package] = metadata.version(package)
         machine = {
             "system": platform.platform(),
             "processor": platform.machine(),
@@ -169,15 +171,6 @@ def settings_of(folder: StrPath) -> Settings:
     except (TypeError, ValueError) as error:
         raise damaged(pathlib.Path(folder) / SETTINGS_FILE, error, REMEDY) from error
     return settings
-
-
-def _installed(packages):
-    """Returns the versions of those packages that are installed, a dict."""
-    versions = {}
-    for package in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return versions
 
 
 def _check_known(folder, content, name, kind):
