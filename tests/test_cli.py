@@ -309,7 +309,6 @@ probe nothing --scale 1e39
 
 @pytest.mark.parametrize("case", lines(REFUSED))
 def test_what_the_package_refuses_takes_one_line(tmp_path, here, case):
-    """In this process, which has TensorFlow loaded; below one of them in its own."""
     (tmp_path / "file").write_text("mine")
     line, _, named = case.partition(" -> ")
     command, *rest = shlex.split(line)
@@ -402,16 +401,6 @@ def test_bounds_are_those_of_the_package():
     assert tfresidual_cli.SETTINGS.LARGEST_COUNT == arguments.LARGEST_COUNT
     kinds = [option.type for option in OPTIONS.values()]
     assert all(kind.max is not None for kind in kinds if isinstance(kind, click.IntRange))
-
-
-@pytest.mark.nightly
-def test_a_refusal_in_a_process_of_its_own(tmp_path):
-    result = tfresidual("train", "--depth", "7", cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (2, "")
-    first, second = result.stderr.splitlines()
-    assert first == LOADING
-    assert re.fullmatch(r"tfresidual: Option `--depth` must be .* Received: --depth=7", second)
-    assert list(tmp_path.iterdir()) == []
 
 
 # Runs
@@ -602,15 +591,6 @@ SEARCH = [
     *("--max-blocks", "2", "--train-size", "64", "--validation", "32", "--test-size", "32"),
     *("--batch-size", "32"),
 ]
-
-
-def test_tune_with_all_trials_used_up(data_dir, here):
-    """It ends without a depth, where another trial would follow."""
-    result = here(*SEARCH, "--max-blocks", "9", "--max-trials", "1", "--data-dir", data_dir)
-    assert result.returncode == 1, result.stderr
-    _, found = result.stdout.splitlines()
-    assert found.startswith("searching: ")
-    assert "; 1 trial was allowed" in found
 
 
 def test_tune(data_dir, here):

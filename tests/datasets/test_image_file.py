@@ -279,5 +279,3 @@ def test_files_that_cannot_be_read_are_not_called_damaged(tmp_path):
 def test_refused(whole, name, value):
     with refused(name):
         datasets.load_file(whole, **{name: value})
-
-

@@ -1,18 +1,13 @@
 """Trainings that write their folder, are interrupted, killed and resumed.
 
-Not covered: a machine that loses its power, two processes that train into one folder at once.
+Kills at random moments are in jobs/test_killed_runs.py. Not covered: a machine that loses power.
 """
 
 import io
-import os
 import pathlib
-import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 import zipfile
 
 import keras
@@ -582,31 +577,3 @@ def test_mixed_precision_resumes(tmp_path, clutter):
     result = small_training.train(tmp_path / "two", clutter, policy)
     assert_same_training(tmp_path / "two", tmp_path / "whole")
     assert {layer.compute_dtype for layer in result.network.layers} == {"bfloat16", "float32"}
-
-
-@pytest.mark.nightly
-def test_killed_again_and_again_at_any_moment(tmp_path, clutter, whole):
-    """Kills by the clock, each a little after the start or after a new checkpoint."""
-    rng = random.Random(5)
-    command = [sys.executable, small_training.__file__, str(clutter), str(tmp_path), "never"]
-    folder = tmp_path / "0"
-    kills = 0
-    for _ in range(8):
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        seen = set(folder.glob("checkpoints/epoch-*"))
-        while process.poll() is None and not set(folder.glob("checkpoints/epoch-*")) - seen:
-            time.sleep(0.002)
-        time.sleep(rng.uniform(0, 0.05))
-        if process.poll() is None:
-            # The whole group: the training is the child of the process.
-            os.killpg(process.pid, signal.SIGKILL)
-            kills += 1
-        process.wait()
-    assert kills > 0
-    small_training.train(folder, clutter)
-    assert_same_training(folder, whole)
