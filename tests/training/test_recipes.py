@@ -54,6 +54,17 @@ def test_batch_sizes_of_hauser():
     assert training.hauser_batch_size(1) == training.hauser_batch_size(29) == 256
 
 
+@recipes
+@pytest.mark.parametrize(("factor", "steps"), [(1, 1), (1, 391), (0.25, 60), (3, 60)])
+def test_the_rate_changes_at_the_share_of_the_paper(name, factor, steps):
+    epochs, _, phases = PAPERS[name]
+    schedule = training.recipe(name).schedule(int(epochs * factor), steps)
+    ends = [first for first, _ in phases[1:]] + [epochs]
+    for (first, rate), end in zip(phases, ends, strict=True):
+        assert float(schedule(int(first * factor * steps))) == close(rate)
+        assert float(schedule(int(end * factor * steps) - 1)) == close(rate)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(sorted(PAPERS)),
