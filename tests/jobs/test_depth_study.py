@@ -451,37 +451,27 @@ def test_networks_too_shallow_to_couple_are_trained_without(settings, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "changes"),
+    ("name", "of_settings", "of_search", "given"),
     [
-        ("depth", {"depth": 20}),
-        ("network", {"network": "wide_resnet"}),
-        *(("start", {"start": start}) for start in ((3, 3), 9)),
-        ("executions", {"executions": 0}),
-        ("max_trials", {"max_trials": 0}),
-        ("tolerance", {"tolerance": -1}),
-        ("coupling", {"coupling": 0.5, "coupling_from": 4, "start": 2, "max_blocks": 5}),
-        ("warm_start", {"share_from": 1, "warm_start": True}),
-        ("workers", {"workers": 0}),
-        ("folder", {"folder": os.fsdecode(b"\xff")}),
+        ("depth", {"depth": 20}, {}, {}),
+        ("network", {"network": "wide_resnet"}, {}, {}),
+        ("start", {}, {"start": (3, 3)}, {}),
+        ("start", {}, {"start": 9}, {}),
+        ("executions", {}, {"executions": 0}, {}),
+        ("max_trials", {}, {"max_trials": 0}, {}),
+        ("tolerance", {}, {"tolerance": -1}, {}),
+        ("coupling", {"coupling": 0.5, "coupling_from": 4}, {"max_blocks": 5}, {}),
+        ("warm_start", {"share_from": 1}, {"warm_start": True}, {}),
+        ("workers", {}, {}, {"workers": 0}),
+        ("folder", {}, {}, {"folder": os.fsdecode(b"\xff")}),
     ],
-    ids=str,
 )
-def test_wrong_arguments_write_nothing(settings, tmp_path, monkeypatch, names, changes):
-    changes = dict(changes)
+def test_wrong_arguments_write_nothing(
+    settings, tmp_path, monkeypatch, name, of_settings, of_search, given
+):
     monkeypatch.chdir(tmp_path)
-    own, search = (
-        {
-            field.name: changes[field.name]
-            for field in dataclasses.fields(kind)
-            if field.name in changes
-        }
-        for kind in (Settings, depth_study.SearchSettings)
-    )
-    with refused(names):
-        depth_study.run(
-            changes.get("folder", "new"),
-            dataclasses.replace(settings, **own),
-            dataclasses.replace(SEARCH, **search),
-            workers=changes.get("workers", 1),
-        )
+    settings = dataclasses.replace(settings, **of_settings)
+    search = dataclasses.replace(SEARCH, **of_search)
+    with refused(name):
+        depth_study.run(**{"folder": "new", "settings": settings, "search": search} | given)
     assert list(tmp_path.iterdir()) == []
