@@ -12,7 +12,7 @@ from tfresidual import networks
 from tfresidual.jobs import building, depth_study, training
 from tfresidual.jobs.settings import Settings
 from tfresidual.machine import memory
-from tfresidual.networks import residual_network
+from tfresidual.networks import specification
 
 GIB = 2**30
 BUILDERS = {
@@ -40,7 +40,7 @@ def machine(monkeypatch):
 @pytest.mark.parametrize("name", BUILDERS)
 def test_the_estimate_is_close_and_never_above(name, monkeypatch):
     estimates = []
-    monkeypatch.setattr(residual_network, "check_fits", lambda size, *_: estimates.append(size))
+    monkeypatch.setattr(specification, "check_fits", lambda size, *_: estimates.append(size))
     network = BUILDERS[name]()
     (estimate,) = estimates
     assert 0.8 * 4 * network.count_params() <= estimate <= 4 * network.count_params()
