@@ -41,6 +41,8 @@ def _module(name):
 
 SETTINGS = _module("settings")
 PROBES = tuple(sorted(_module("declarations").PROBES))
+# The options of probes that a command takes.
+OF_PROBES = ("times", "scale", "chance", "epsilon", "memory_limit")
 # The settings that say what the images are.
 DATA = ("digits", "data_dir", "data_file", "train_size", "validation", "test_size", "batch_size")
 
@@ -71,14 +73,7 @@ def option(flag, meaning, default, **kwargs):
 
 
 def options_of(kind, names=None, without=(), default=None):
-    """Returns a decorator that adds options for the fields of a class of settings.
-
-    Args:
-        kind: name of a class of `tfresidual/settings.py`.
-        names: those of the fields, by default all.
-        without: names of fields that are left out.
-        default: what is shown as the default of each.
-    """
+    """Returns a decorator: options for fields of a class of settings, all with one `default`."""
     fields = dataclasses.fields(getattr(SETTINGS, kind))
     return options(
         *(
@@ -119,13 +114,16 @@ def _option_of(field, default):
     return option(flag, meaning, default or setting.shown or field.default, **more)
 
 
-FOLDER_OPTION = option(
-    "--out",
-    "Folder to write.",
-    "runs/NETWORK-DATA",
-    type=click.Path(file_okay=False),
-    metavar="DIR",
-)
+def folder_option(default):
+    """Returns the option for the folder to write."""
+    kind = click.Path(file_okay=False)
+    return option("--out", "Folder to write.", default, type=kind, metavar="DIR")
+
+
+def count_option(flag, meaning, default):
+    """Returns an option for a number of things, 1 or more."""
+    kind = click.IntRange(1, SETTINGS.LARGEST_COUNT)
+    return option(flag, meaning, default, type=kind, metavar="N")
 
 
 def options(*chosen):
@@ -157,7 +155,7 @@ def cli():
 
 
 @cli.command()
-@options(options_of("Settings"), FOLDER_OPTION)
+@options(options_of("Settings"), folder_option("runs/NETWORK-DATA"))
 def study(out, **given):
     """Train a network, run every probe on it, and write one folder with a report.
 
@@ -181,7 +179,7 @@ def study(out, **given):
 
 
 @cli.command()
-@options(options_of("Settings"), FOLDER_OPTION)
+@options(options_of("Settings"), folder_option("runs/NETWORK-DATA"))
 @option(
     "--backend",
     f"Backend of Keras: {', '.join(BACKENDS)}.",
@@ -233,14 +231,8 @@ def train(out, backend, **given):
     type=click.Choice(["train", "test"]),
     help="May be given twice.  [default: test]",
 )
-@option(
-    "--images",
-    "Images of each split, in whole batches.",
-    "all test images",
-    type=click.IntRange(1, SETTINGS.LARGEST_COUNT),
-    metavar="N",
-)
-@options_of("ProbeOptions", ("times", "scale", "chance", "epsilon", "memory_limit"))
+@count_option("--images", "Images of each split, in whole batches.", "all test images")
+@options_of("ProbeOptions", OF_PROBES)
 @options_of("Settings", ("data", *DATA), default="that of the run")
 @option(
     "--pixels",
@@ -249,16 +241,10 @@ def train(out, backend, **given):
     "standardized",
     type=click.Choice(["standardized", "0-1", "0-255"]),
 )
-@option(
-    "--out",
-    "Folder to write.",
-    "probes/ in the folder of the run or of the series, probes/NAME next to another network",
-    type=click.Path(file_okay=False),
-    metavar="DIR",
+@folder_option(
+    "probes/ in the folder of the run or of the series, probes/NAME next to another network"
 )
-def probe(
-    target, names, splits, images, times, scale, chance, epsilon, memory_limit, pixels, out, **given
-):
+def probe(target, names, splits, images, pixels, out, **given):
     """Run probes on a saved network.
 
     NETWORK is the folder of a run, a .keras file (of this package, or any functional Keras model
@@ -275,13 +261,9 @@ def probe(
       tfresidual probe resnet50.keras --data cifar10 --pixels 0-255
       tfresidual probe runs/resnet-digitclutter --probe repeat_last_block --times 20 --scale 0.3
     """
-    chosen = {
-        "times": times,
-        "scale": scale,
-        "chance": _number_or_text(chance),
-        "epsilon": epsilon,
-        "memory_limit": memory_limit,
-    }
+    chosen = {name: given.pop(name) for name in OF_PROBES}
+    with contextlib.suppress(TypeError, ValueError):
+        chosen["chance"] = float(chosen["chance"])
     with _package(lambda: "Completed probes are written. The same command starts again") as package:
         frames, paths = package.probing.probe(
             target,
@@ -327,20 +309,8 @@ def export(source, path, serving_only, overwrite):
 @cli.command()
 @options_of("Settings", without=("depth",))
 @options_of("SearchSettings")
-@option(
-    "--workers",
-    "Networks trained at the same time, each in its own process.",
-    1,
-    type=click.IntRange(1, SETTINGS.LARGEST_COUNT),
-    metavar="N",
-)
-@option(
-    "--out",
-    "Folder to write.",
-    "runs/depth-NETWORK-DATA",
-    type=click.Path(file_okay=False),
-    metavar="DIR",
-)
+@count_option("--workers", "Networks trained at the same time, each in its own process.", 1)
+@folder_option("runs/depth-NETWORK-DATA")
 def tune(out, workers, **given):
     """Search for the depth of a network: the fewest blocks per stage that are all small steps.
 
@@ -649,13 +619,6 @@ def _given(values):
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _number_or_text(text):
-    try:
-        return float(text)
-    except (TypeError, ValueError):
-        return text
-
-
 def _settings(package, given, out):
     """Returns the settings from the options that were given, and the folder to write."""
     changes = package.settings.with_data_of_file(_given(given))
@@ -668,16 +631,10 @@ def _settings(package, given, out):
 
 @contextlib.contextmanager
 def _package(after_interrupt, backend=None, only_training=False):
-    """Provides the package, loaded without the noise of the libraries.
+    """Provides the package, loaded without the noise of the libraries; errors end the command.
 
-    Errors of the package end the command with one line on stderr.
-
-    Args:
-        after_interrupt: function that returns text on what is complete after Ctrl-C, and how to
-            resume.
-        backend: the backend of Keras, or `None` for that of Keras' configuration.
-        only_training: whether only what runs on every backend is loaded; all else ends the command
-            on other backends than TensorFlow.
+    After Ctrl-C, `after_interrupt` returns text on what is complete and how to resume. With
+    `only_training`, only what runs on every backend is loaded.
     """
     backend = _chosen_backend(backend)
     try:
@@ -725,18 +682,20 @@ def _loaded(only_training):
     from tfresidual.registry import ProbeOptions
     from tfresidual.sources import exporting
 
-    package.failures = (tuning.SearchError, FolderInUseError)
-    package.comparison, package.depth_study = comparison, depth_study
-    package.probing, package.study = probing, study
-    package.ProbeOptions, package.exporting = ProbeOptions, exporting
+    vars(package).update(
+        failures=(tuning.SearchError, FolderInUseError),
+        comparison=comparison,
+        depth_study=depth_study,
+        exporting=exporting,
+        probing=probing,
+        study=study,
+        ProbeOptions=ProbeOptions,
+    )
     return package
 
 
 def _chosen_backend(name):
-    """Returns the backend of Keras, after choosing it if it was given and Keras is not loaded.
-
-    Ends the command if it is not installed, or if Keras was loaded with another one.
-    """
+    """Returns the backend of Keras, chosen if possible; ends the command otherwise."""
     if "keras" in sys.modules:
         loaded = sys.modules["keras"].config.backend()
         if name not in (None, loaded):

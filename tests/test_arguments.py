@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from reference.random_network import random_network
+from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import callbacks, datasets, layers, networks, plots, probes, training
@@ -45,275 +46,106 @@ def of_settings(**kwargs):
     check(Settings(**kwargs))
 
 
-# By the name of a function: how it is called, and its arguments by kind. An argument that may be
-# None has a question mark.
-CALLS = {
-    "layers.ResidualUnit": (
-        lambda chain, **a: layers.ResidualUnit(**{"filters": 4} | a),
-        {"int": ["filters", "strides"], "bool": ["bottleneck"], "number": ["lipschitz?"]},
-    ),
-    "layers.PointwiseConvolution": (
-        lambda chain, **a: layers.PointwiseConvolution(**{"filters": 4} | a),
-        {"int": ["filters"]},
-    ),
-    "layers.Subsampling": (
-        lambda chain, **a: layers.Subsampling(**{"filters": 4} | a),
-        {"int": ["filters", "strides"]},
-    ),
-    "layers.DropoutShortcut": (
-        lambda chain, **a: layers.DropoutShortcut(**a),
-        {"number": ["rate"], "int": ["seed?"], "bool": ["rescale"]},
-    ),
-    "networks.ResidualNetwork": (
-        lambda chain, **a: of_network(**a),
-        {
-            "int": ["classes", "stem_width?", "pooling", "share_from?"],
-            "bool": ["bottleneck", "recurrent_initialization"],
-            "number": ["lipschitz?"],
-        },
-    ),
-    "networks.resnet": (
-        lambda chain, **a: networks.resnet(**a),
-        {"int": ["depth", "classes"], "bool": ["bottleneck"]},
-    ),
-    "networks.resnet101": (
-        lambda chain, **a: networks.resnet101(**a),
-        {"int": ["width", "stages"]},
-    ),
-    "networks.DenseBlock": (
-        lambda chain, **a: networks.DenseBlock(**{"hidden": 4} | a),
-        {"int": ["hidden"], "bool": ["shortcut"]},
-    ),
-    "networks.InverseProblemNetwork": (
-        lambda chain, **a: networks.InverseProblemNetwork("residual", **a),
-        {"int": ["blocks", "width", "hidden"]},
-    ),
-    "networks.error_correction": (
-        lambda chain, **a: networks.error_correction(np.ones((1, 2)), **a),
-        {"int": ["steps"]},
-    ),
-    "networks.error_correcting_network": (
-        lambda chain, **a: networks.error_correcting_network(**a),
-        {"int": ["steps"]},
-    ),
-    "training.coupling_kernel": (
-        lambda chain, **a: training.coupling_kernel([0, 1], **a),
-        {"number": ["coupling"]},
-    ),
-    "training.GradientCoupling": (
-        lambda chain, **a: training.GradientCoupling("sgd", **{"coupling": 0.5} | a),
-        {"number": ["coupling"], "int": ["first_block"]},
-    ),
-    "training.compile_network": (
-        lambda chain, **a: training.compile_network(
-            None, "mnist", **{"epochs": 1, "steps_per_epoch": 1} | a
-        ),
-        {"int": ["epochs", "steps_per_epoch"], "bool": ["multi_label"], "number": ["coupling?"]},
-    ),
-    "training.recipe": (
-        lambda chain, **a: training.recipe("mnist").schedule(
-            **{"epochs": 1, "steps_per_epoch": 1} | a
-        ),
-        {"int": ["epochs", "steps_per_epoch"]},
-    ),
-    "training.hauser_batch_size": (
-        lambda chain, **a: training.hauser_batch_size(**{"blocks": 2} | a),
-        {"int": ["blocks"]},
-    ),
-    "training.train": (
-        lambda chain, **a: training.train(None, None, None, "nowhere", metric="accuracy", **a),
-        {"int": ["epochs"]},
-    ),
-    "training.augmentation": (
-        lambda chain, **a: random_crop(IMAGES, (0, 1), **a),
-        {"int": ["padding"]},
-    ),
-    "datasets.load": (
-        lambda chain, **a: datasets.load("mnist", data_dir="nowhere", **a),
-        {
-            "int": ["batch_size", "seed", "train_size?", "test_size?"],
-            "bool": ["augment?", "shuffle", "download"],
-        },
-    ),
-    "datasets.describe": (
-        lambda chain, **a: datasets.describe("digitclutter", **a),
-        {"int": ["digits"]},
-    ),
-    "datasets.inverse_problem": (
-        lambda chain, **a: datasets.inverse_problem(**{"count": 1} | a),
-        {"int": ["count", "seed"], "number": ["limit"]},
-    ),
-    "datasets.DigitclutterConfig": (
-        lambda chain, **a: DigitclutterConfig(**a),
-        {"int": ["digits", "train_size", "validation_size", "test_size", "seed"]},
-    ),
-    "datasets.digitclutter.sample_scene": (
-        lambda chain, **a: sample_scene(**{"index": 0} | a),
-        {"int": ["index", "digits", "seed"]},
-    ),
-    "routes.repeat_last_block": (
-        lambda chain, **a: routes.repeat_last_block(chain, **{"stage": 1, "times": 1} | a),
-        {"int": ["stage", "times"]},
-    ),
-    "routes.readout": (
-        lambda chain, **a: routes.readout(chain, **{"stage": 1, "after": 0} | a),
-        {"int": ["stage", "after"]},
-    ),
-    "routes.shuffle": (
-        lambda chain, **a: routes.shuffle(chain, **{"stage": 1} | a),
-        {"int": ["stage", "seed", "swaps?"]},
-    ),
-    "routing.evaluate": (
-        lambda chain, **a: evaluate(chain, DATA, [routes.unperturbed(chain)], **a),
-        {"bool": ["with_outputs", "with_losses", "progress"], "number": ["memory_limit"]},
-    ),
-    "probes.evaluate_routes": (
-        lambda chain, **a: probes.evaluate_routes(chain, DATA, [routes.unperturbed(chain)], **a),
-        {"bool": ["per_image", "progress"], "number": ["memory_limit"]},
-    ),
-    **{
-        f"probes.{name}": (
-            lambda chain, name=name, **a: getattr(probes, name)(chain, DATA, **a),
-            {"bool": ["per_image", "progress"]},
-        )
-        for name in ("block_metrics", "perturbation", "signal_propagation", "line_element")
-    },
-    **{
-        f"probes.{name}": (
-            lambda chain, name=name, **a: getattr(probes, name)(chain, DATA, **a),
-            {"bool": ["progress"]},
-        )
-        for name in ("computational_distance", "path_lengths")
-    },
-    **{
-        f"probes.{name}": (
-            lambda chain, name=name, **a: getattr(probes, name)(chain, DATA, **a),
-            {"bool": ["progress"], "number": ["memory_limit"]},
-        )
-        for name in ("drop_blocks", "readout")
-    },
-    "probes.first_order": (
-        lambda chain, **a: probes.first_order(chain, DATA, **a),
-        {"bool": ["per_image", "progress"], "number": ["memory_limit"]},
-    ),
-    **{
-        f"probes.{name}": (
-            lambda chain, name=name, **a: getattr(probes, name)(chain, DATA, **a),
-            {"bool": ["per_image", "per_position", "progress"]},
-        )
-        for name in ("lens", "attribution")
-    },
-    "probes.patching": (
-        lambda chain, **a: probes.patching(chain, DATA, **a),
-        {"bool": ["per_image", "progress"]},
-    ),
-    "probes.repeat_last_block": (
-        lambda chain, **a: probes.repeat_last_block(chain, DATA, **a),
-        {"int": ["times"], "bool": ["block_metrics", "progress"], "number": ["memory_limit"]},
-    ),
-    "probes.convergence_indices": (
-        lambda chain, **a: probes.convergence_indices(chain, DATA, **a),
-        {"int": ["times"], "number": ["chance", "memory_limit"], "bool": ["progress"]},
-    ),
-    "probes.borderline": (
-        lambda chain, **a: probes.borderline(chain, DATA, **a),
-        {
-            "int": ["blocks", "times"],
-            "number": ["probability", "memory_limit"],
-            "bool": ["progress"],
-        },
-    ),
-    "probes.shuffle_blocks": (
-        lambda chain, **a: probes.shuffle_blocks(chain, DATA, **a),
-        {"int": ["draws", "seed"], "number": ["memory_limit"], "bool": ["progress"]},
-    ),
-    "probes.fixed_point": (
-        lambda chain, **a: probes.fixed_point(chain, DATA, **a),
-        {"int": ["times"], "bool": ["progress"]},
-    ),
-    "probes.lipschitz": (
-        lambda chain, **a: probes.lipschitz(chain, **a),
-        {"bool": ["progress"]},
-    ),
-    "probes.weight_deviations": (
-        lambda chain, **a: probes.weight_deviations(chain, **a),
-        {"int": ["first_block"]},
-    ),
-    "probes.effective_parameters": (
-        lambda chain, **a: probes.effective_parameters(chain, **a),
-        {"int": ["first_block"]},
-    ),
-    "probes.metric_eigenvalues": (
-        lambda chain, **a: probes.metric_eigenvalues(chain, DATA, **{"stage": 1, "block": 0} | a),
-        {
-            "int": ["stage", "block", "count", "most_iterations"],
-            "number": ["tolerance"],
-            "bool": ["progress"],
-        },
-    ),
-    "probes.line_between": (
-        lambda chain, **a: probes.line_between(chain, IMAGES, IMAGES, **a),
-        {"int": ["stage", "block", "points"], "bool": ["progress"]},
-    ),
-    **{
-        f"callbacks.{name}": (
-            lambda chain, name=name, **a: getattr(callbacks, name)(DATA, **a),
-            {"int": ["every", *more.get("int", [])], "number": more.get("number", [])},
-        )
-        for name, more in {
-            "Attribution": {},
-            "BlockMetrics": {},
-            "Borderline": {"int": ["blocks"], "number": ["probability"]},
-            "ConvergenceIndices": {"int": ["times"], "number": ["chance"]},
-            "DropBlocks": {},
-            "Lens": {},
-            "Perturbation": {"number": ["epsilon"]},
-            "Readout": {},
-            "SignalPropagation": {},
-        }.items()
-    },
-    "callbacks.Lipschitz": (lambda chain, **a: callbacks.Lipschitz(**a), {"int": ["every"]}),
-    "callbacks.ExportForProbing": (
-        lambda chain, **a: callbacks.ExportForProbing("nowhere", **a),
-        {"int": ["every"], "bool": ["overwrite"]},
-    ),
-    "plots.fixed_point": (
-        lambda chain, **a: plots.fixed_point(None, **a),
-        {"number": ["mu?"]},
-    ),
-    "export": (
-        lambda chain, **a: tfr.export(chain, "nowhere", **a),
-        {"bool": ["probing", "overwrite"]},
-    ),
-    "settings": (
-        lambda chain, **a: of_settings(**a),
-        {
-            "int": [
-                "width?",
-                "epochs",
-                "batch_size",
-                "validation",
-                "depth?",
-                "train_size?",
-                "seed",
-            ],
-            "bool": ["recurrent"],
-            "number": ["epsilon", "coupling?"],
-        },
-    ),
-    "registry.ProbeOptions": (
-        lambda chain, **a: ProbeOptions(**a),
-        {"int": ["times", "first_block?"], "number": ["chance", "memory_limit"]},
-    ),
-}
+def of_route(function, chain, **kwargs):
+    return function(chain, DATA, [routes.unperturbed(chain)], **kwargs)
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_wrong_types_are_refused_by_name(name, chain, tmp_path, monkeypatch):
+STEPS = {"epochs": 1, "steps_per_epoch": 1}
+NOWHERE = {"data_dir": "nowhere"}
+BLOCK = {"stage": 1, "block": 0}
+CHAIN = object()
+OF_CHAIN = [CHAIN, DATA]
+# A function, what it is given first, where `CHAIN` is a chain, what else it needs, and its
+# arguments by kind. An argument that may be None has a question mark.
+CALLS = [
+    (layers.ResidualUnit, [], {"filters": 4}, "int: filters strides; bool: bottleneck"),
+    (layers.ResidualUnit, [], {"filters": 4}, "number: lipschitz?"),
+    (layers.PointwiseConvolution, [], {"filters": 4}, "int: filters"),
+    (layers.Subsampling, [], {"filters": 4}, "int: filters strides"),
+    (layers.DropoutShortcut, [], {}, "number: rate; int: seed?; bool: rescale"),
+    (of_network, [], {}, "int: classes stem_width? pooling share_from?; number: lipschitz?"),
+    (of_network, [], {}, "bool: bottleneck recurrent_initialization"),
+    (networks.resnet, [], {}, "int: depth classes; bool: bottleneck"),
+    (networks.resnet101, [], {}, "int: width stages"),
+    (networks.DenseBlock, [], {"hidden": 4}, "int: hidden; bool: shortcut"),
+    (networks.InverseProblemNetwork, ["residual"], {}, "int: blocks width hidden"),
+    (networks.error_correction, [np.ones((1, 2))], {}, "int: steps"),
+    (networks.error_correcting_network, [], {}, "int: steps"),
+    (training.coupling_kernel, [[0, 1]], {}, "number: coupling"),
+    (training.GradientCoupling, ["sgd"], {"coupling": 0.5}, "number: coupling; int: first_block"),
+    (training.compile_network, [None, "mnist"], STEPS, "int: epochs steps_per_epoch"),
+    (training.compile_network, [None, "mnist"], STEPS, "bool: multi_label; number: coupling?"),
+    (training.recipe("mnist").schedule, [], STEPS, "int: epochs steps_per_epoch"),
+    (training.hauser_batch_size, [], {"blocks": 2}, "int: blocks"),
+    (training.train, [None, None, None, "nowhere"], {"metric": "accuracy"}, "int: epochs"),
+    (random_crop, [IMAGES, (0, 1)], {}, "int: padding"),
+    (datasets.load, ["mnist"], NOWHERE, "int: batch_size seed train_size? test_size?"),
+    (datasets.load, ["mnist"], NOWHERE, "bool: augment? shuffle download"),
+    (datasets.describe, ["digitclutter"], {}, "int: digits"),
+    (datasets.inverse_problem, [], {"count": 1}, "int: count seed; number: limit"),
+    (DigitclutterConfig, [], {}, "int: digits train_size validation_size test_size seed"),
+    (sample_scene, [], {"index": 0}, "int: index digits seed"),
+    (routes.repeat_last_block, [CHAIN], {"stage": 1, "times": 1}, "int: stage times"),
+    (routes.readout, [CHAIN], {"stage": 1, "after": 0}, "int: stage after"),
+    (routes.shuffle, [CHAIN], {"stage": 1}, "int: stage seed swaps?"),
+    (of_route, [evaluate, CHAIN], {}, "bool: with_outputs with_losses progress"),
+    (of_route, [evaluate, CHAIN], {}, "number: memory_limit"),
+    (of_route, [probes.evaluate_routes, CHAIN], {}, "bool: per_image progress"),
+    (of_route, [probes.evaluate_routes, CHAIN], {}, "number: memory_limit"),
+    (probes.block_metrics, OF_CHAIN, {}, "bool: per_image progress"),
+    (probes.perturbation, OF_CHAIN, {}, "bool: per_image progress"),
+    (probes.signal_propagation, OF_CHAIN, {}, "bool: per_image progress"),
+    (probes.line_element, OF_CHAIN, {}, "bool: per_image progress"),
+    (probes.computational_distance, OF_CHAIN, {}, "bool: progress"),
+    (probes.path_lengths, OF_CHAIN, {}, "bool: progress"),
+    (probes.drop_blocks, OF_CHAIN, {}, "bool: progress; number: memory_limit"),
+    (probes.readout, OF_CHAIN, {}, "bool: progress; number: memory_limit"),
+    (probes.first_order, OF_CHAIN, {}, "bool: per_image progress; number: memory_limit"),
+    (probes.lens, OF_CHAIN, {}, "bool: per_image per_position progress"),
+    (probes.attribution, OF_CHAIN, {}, "bool: per_image per_position progress"),
+    (probes.patching, OF_CHAIN, {}, "bool: per_image progress"),
+    (probes.repeat_last_block, OF_CHAIN, {}, "int: times; bool: block_metrics progress"),
+    (probes.repeat_last_block, OF_CHAIN, {}, "number: memory_limit"),
+    (probes.convergence_indices, OF_CHAIN, {}, "int: times; number: chance memory_limit"),
+    (probes.convergence_indices, OF_CHAIN, {}, "bool: progress"),
+    (probes.borderline, OF_CHAIN, {}, "int: blocks times; number: probability memory_limit"),
+    (probes.borderline, OF_CHAIN, {}, "bool: progress"),
+    (probes.shuffle_blocks, OF_CHAIN, {}, "int: draws seed; number: memory_limit; bool: progress"),
+    (probes.fixed_point, OF_CHAIN, {}, "int: times; bool: progress"),
+    (probes.lipschitz, [CHAIN], {}, "bool: progress"),
+    (probes.weight_deviations, [CHAIN], {}, "int: first_block"),
+    (probes.effective_parameters, [CHAIN], {}, "int: first_block"),
+    (probes.metric_eigenvalues, OF_CHAIN, BLOCK, "int: stage block count most_iterations"),
+    (probes.metric_eigenvalues, OF_CHAIN, BLOCK, "number: tolerance; bool: progress"),
+    (probes.line_between, [CHAIN, IMAGES, IMAGES], {}, "int: stage block points; bool: progress"),
+    *(
+        (kind, [DATA], {}, "int: every")
+        for kind in (
+            *(callbacks.Attribution, callbacks.BlockMetrics, callbacks.DropBlocks, callbacks.Lens),
+            *(callbacks.Readout, callbacks.SignalPropagation),
+        )
+    ),
+    (callbacks.Borderline, [DATA], {}, "int: every blocks; number: probability"),
+    (callbacks.ConvergenceIndices, [DATA], {}, "int: every times; number: chance"),
+    (callbacks.Perturbation, [DATA], {}, "int: every; number: epsilon"),
+    (callbacks.Lipschitz, [], {}, "int: every"),
+    (callbacks.ExportForProbing, ["nowhere"], {}, "int: every; bool: overwrite"),
+    (plots.fixed_point, [None], {}, "number: mu?"),
+    (tfr.export, [CHAIN, "nowhere"], {}, "bool: probing overwrite"),
+    (of_settings, [], {}, "int: width? epochs batch_size validation depth? train_size? seed"),
+    (of_settings, [], {}, "bool: recurrent; number: epsilon coupling?"),
+    (ProbeOptions, [], {}, "int: times first_block?; number: chance memory_limit"),
+]
+
+
+@pytest.mark.parametrize(("function", "first", "given", "arguments"), CALLS)
+def test_wrong_types_are_refused_by_name(
+    function, first, given, arguments, chain, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    call, arguments = CALLS[name]
-    for kind, names in arguments.items():
-        for argument in names:
+    first = [chain if part is CHAIN else part for part in first]
+    for kind, _, names in (part.partition(": ") for part in arguments.split("; ")):
+        for argument in names.split():
             argument, may_be_none = argument.rstrip("?"), argument.endswith("?")
             for value in [*KINDS[kind], None]:
                 # Without a limit.
@@ -321,7 +153,7 @@ def test_wrong_types_are_refused_by_name(name, chain, tmp_path, monkeypatch):
                 if is_endless or (value is None and may_be_none):
                     continue
                 with pytest.raises(ValueError) as error:
-                    call(chain, **{argument: value})
+                    function(*first, **given | {argument: value})
                 message = str(error.value)
                 assert f"`{argument}`" in message, (argument, value, message)
                 assert f"Received: {argument}=" in message, (argument, value, message)
@@ -345,18 +177,19 @@ def test_numbers_of_any_sign(make, name, value):
     assert make(**{name: -1}).get_config()[name] == -1
 
 
+@pytest.mark.parametrize(
+    "layer", [layers.ResidualUnit, layers.PointwiseConvolution, layers.Subsampling]
+)
+def test_layers_without_filters(layer):
+    with refused("filters"):
+        layer(0)
+
+
 @pytest.mark.parametrize("value", [(), (0,), (4, 8.0), (True,), "44", 4.0, None, {4: 8}], ids=str)
 @pytest.mark.parametrize("name", ["widths", "blocks"])
 def test_ints_of_stages(name, value):
     with pytest.raises(ValueError, match=rf"`{name}` must .*Received: {name}="):
         of_network(**{name: value})
-
-
-def test_arguments_of_a_coupling_without_one():
-    with pytest.raises(
-        ValueError, match=r"must be given together with `coupling`.*Received: kernel='uniform', "
-    ):
-        training.compile_network(None, "mnist", 1, 1, kernel="uniform")
 
 
 # Each with an argument of NumPy, and the same of Python.

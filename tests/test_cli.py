@@ -1,4 +1,4 @@
-"""The installed command `tfresidual`, mostly in processes of its own.
+"""The command `tfresidual`, in processes of its own where these are what is tested.
 
 Not covered: `data --download`, which needs a connection.
 """
@@ -10,6 +10,7 @@ import os
 import pathlib
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -18,7 +19,6 @@ import sys
 import time
 
 import click
-import processes
 import pytest
 
 import tfresidual_cli
@@ -41,11 +41,12 @@ def environment():
     return kept | {"TFDS_DATA_DIR": "/dev/null/none"}
 
 
-def tfresidual(*arguments, cwd=None):
+def process(*command, cwd=None, **variables):
+    """What a process returns, with these variables in its environment."""
     return subprocess.run(
-        [str(COMMAND), *map(str, arguments)],
+        list(map(str, command)),
         cwd=cwd,
-        env=environment(),
+        env=environment() | variables,
         capture_output=True,
         text=True,
         timeout=500,
@@ -53,19 +54,54 @@ def tfresidual(*arguments, cwd=None):
     )
 
 
-MAIN = "import sys, tfresidual_cli; tfresidual_cli.main(sys.argv[1:])"
+def tfresidual(*arguments, cwd=None):
+    return process(COMMAND, *arguments, cwd=cwd)
 
 
-def warm(*arguments, cwd=None):
-    """What `tfresidual` returns, from a process that has TensorFlow loaded."""
-    # What the command silences before it loads TensorFlow.
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    return processes.run(MAIN, *arguments, cwd=cwd, env=environment() | quiet)
+def started(*arguments, cwd):
+    """A process of the command that is to be interrupted, with a group of its own."""
+    return subprocess.Popen(
+        [str(COMMAND), *map(str, arguments)],
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capfd):
+    """A function that does what `tfresidual` does in this process, which has TensorFlow loaded."""
+
+    def run(*arguments, cwd=tmp_path):
+        monkeypatch.chdir(cwd)
+        code = 0
+        try:
+            tfresidual_cli.main([*map(str, arguments)])
+        except SystemExit as stopped:
+            code = stopped.code
+        return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
+
+    return run
 
 
 def assert_no_noise(text):
     for word in NOISE:
         assert word not in text.lower()
+
+
+def save_network(folder, shape=(4, 4, 1), classes=None):
+    """Writes a network of one block, which ends in a classifier if it has classes."""
+    import keras
+
+    inputs = keras.Input(shape)
+    outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
+    outputs = keras.layers.Flatten()(outputs)
+    if classes is not None:
+        outputs = keras.layers.Dense(classes, "sigmoid")(outputs)
+    keras.Model(inputs, outputs).save(folder / "net.keras")
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +144,7 @@ print(sorted(names & {"tensorflow", "keras", "numpy", "pandas", "tfresidual", "r
 
 
 def test_help_and_wrong_arguments_load_nothing():
-    result = subprocess.run(
-        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True
-    )
-    assert result.stdout == "[]\n"
+    assert process(sys.executable, "-c", LOADED).stdout == "[]\n"
 
 
 def test_version():
@@ -210,149 +243,86 @@ def test_depths():
 # Wrong arguments
 
 HUGE = "99999999999999999999"
-WRONG = [
-    ["stduy"],
-    ["--quiet"],
-    ["study", "--epoch-count", "3"],
-    ["study", "cifar10"],
-    ["study", "--epochs"],
-    ["study", "--epochs", "0"],
-    ["study", "--epochs", "-3"],
-    ["study", "--epochs", "2.5"],
-    ["study", "--epochs", "many"],
-    ["study", "--batch-size", "0"],
-    ["study", "--train-size", "0"],
-    ["study", "--validation", "0"],
-    ["study", "--test-size", "x"],
-    ["study", "--width", "0"],
-    ["study", "--depth", "0"],
-    ["study", "--seed", "-1"],
-    ["study", "--seed", str(2**32)],
-    ["study", "--epsilon", "0"],
-    ["study", "--epsilon", "-0.1"],
-    ["study", "--data", "imagenet"],
-    ["study", "--digits", "6"],
-    ["study", "--network", "resnet50"],
-    ["study", "--layout", "none"],
-    ["study", "--shortcut", "none"],
-    ["study", "--recipe", "none"],
-    ["study", "--dtype", "float16"],
-    ["train", "--out", __file__],
-    ["train", "--backend", "numpy"],
-    ["study", "--backend", "jax"],
-    ["data", "mnist", "--to", "."],
-    ["data"],
-    ["data", "imagenet"],
-    ["data", "digitclutter", "mnist"],
-    ["data", "digitclutter", "--epochs", "3"],
-    ["probe"],
-    ["probe", "run", "--probe", "readouts"],
-    ["probe", "run", "--split", "validation"],
-    ["probe", "run", "--images", "0"],
-    ["probe", "run", "--times", "0"],
-    ["probe", "run", "--scale", "half"],
-    ["probe", "run", "--memory-limit", "0"],
-    ["probe", "run", "--epochs", "3"],
-    ["export"],
-    ["export", "run"],
-    ["export", "run", "saved", "more"],
-    ["export", "run", "saved", "--probe", "readout"],
-    ["compare"],
-    ["compare", "run", "other", "--probe", "readout"],
-    ["tune", "--depth", "20"],
-    ["tune", "--start", "4,x,4"],
-    ["tune", "--start", "0"],
-    ["tune", "--max-blocks", "4,,4"],
-    ["tune", "--workers", "0"],
-    ["tune", "--tolerance", "-1"],
-    ["tune", "--executions", "0"],
-    ["study", "--epochs", HUGE],
-    ["train", "--batch-size", HUGE],
-    ["train", "--width", HUGE],
-    ["train", "--depth", "10001"],
-    ["train", "--share-from", HUGE],
-    ["probe", "run", "--times", HUGE],
-    ["probe", "run", "--times", "1001"],
-    ["probe", "run", "--images", HUGE],
-    ["probe", "run", "--epsilon", "0"],
-    ["tune", "--max-blocks", "4,10001,4"],
-    ["tune", "--tolerance", HUGE],
-    ["tune", "--workers", HUGE],
-]
 
 
-@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
-def test_wrong_arguments_take_one_line(tmp_path, monkeypatch, capfd, arguments):
+def lines(text):
+    """The command lines in a text, as parameters."""
+    return [line.strip() for line in re.split(r"[|\n]", text) if line.strip()]
+
+
+WRONG = f"""
+stduy | --quiet | probe | data | data imagenet | data digitclutter mnist | data mnist --to .
+study cifar10 | study --epoch-count 3 | data digitclutter --epochs 3 | probe run --epochs 3
+study --epochs | study --epochs 0 | study --epochs 2.5 | train --epochs '' | study --epochs {HUGE}
+study --seed -1 | study --seed {2**32} | train --share-from -1 | train --depth 10001
+study --epsilon 0 | study --epsilon -0.1 | train --coupling 2 | train --lipschitz 0
+study --data imagenet | study --digits 6 | study --network resnet50 | study --layout none
+study --shortcut none | study --recipe none | study --dtype float16 | train --anchor first
+train --out {__file__} | train --backend numpy | study --backend jax
+probe run --probe readouts | probe run --split validation | probe run --pixels 0-2
+probe run --epsilon 0 | probe run --images 0 | probe run --images {HUGE}
+probe run --times 1001 | probe run --scale half
+probe run --memory-limit 0 | export | export run | export run saved more | compare
+export run saved --probe readout | compare run other --probe readout | tune --depth 20
+tune --start 4,x,4 | tune --start 0 | tune --max-blocks 4,,4 | tune --max-blocks 4,10001,4
+tune --workers 0 | tune --workers {HUGE} | tune --tolerance -1 | tune --tolerance {HUGE}
+"""
+
+
+@pytest.mark.parametrize("command", lines(WRONG))
+def test_wrong_arguments_take_one_line(tmp_path, here, command):
     """In this process; below a backend that is not installed is refused in its own."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        tfresidual_cli.main(arguments)
-    assert stopped.value.code == 2
-    out, err = capfd.readouterr()
-    assert out == ""
-    (line,) = err.splitlines()
+    result = here(*shlex.split(command))
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
     assert line.startswith("tfresidual: ")
     assert "--help'" in line
+    assert all(word in line for word in command.split() if word.startswith("--"))
     assert list(tmp_path.iterdir()) == []
 
 
-REFUSED = {
-    "a width that does not fit": ["train", "--width", "100000000"],
-    "a block that is shared and not there": ["train", "--depth", "8", "--share-from", "99"],
-    "a shared block that no network has": ["tune", "--share-from", "8", "--max-blocks", "8"],
-    "more workers than fit": ["tune", "--workers", "100000"],
-    "an epsilon that no depth follows from": ["train", "--epsilon", "1e-300"],
-    "no name of a folder": ["train", "--out", ""],
-    "no name of a folder of a search": ["tune", "--out", ""],
-    "no name of a folder of a study": ["study", "--out", ""],
-    "no name of a network": ["probe", "", "--data", "mnist"],
-    "depth of resnet": ["train", "--depth", "7"],
-    "depth of a preset": ["train", "--network", "wide", "--depth", "8"],
-    "stages of a preset": ["train", "--network", "wide", "--stages", "1"],
-    "more stages than halve the images": ["train", "--stages", "7"],
-    "a transition of hauser": ["train", "--network", "hauser", "--transition", "max_pooling"],
-    "a bias of no gate": ["train", "--gate-bias", "-6"],
-    "a scale of another shortcut": ["study", "--shortcut", "dropout", "--branch-scale", "0.5"],
-    "epsilon that is no number": ["train", "--epsilon", "nan"],
-    "missing data": ["study", "--data", "cifar10"],
-    "a file of images that is missing": ["train", "--data-file", "nothing.npz"],
-    "a file of something else": ["study", "--data-file", "file"],
-    "a file of images of another kind": ["data", "digitclutter", "--to", "file"],
-    "too many images": ["study", "--data", "mnist", "--validation", "60000"],
-    "data that is missing": ["data", "mnist"],
-    "a start of two stages": ["tune", "--start", "4,4"],
-    "a start of three stages of two": ["tune", "--start", "4,4,4", "--stages", "2"],
-    "a start out of bounds": ["tune", "--start", "9", "--max-blocks", "8"],
-    "a network of one depth": ["tune", "--network", "wide"],
-    "shared blocks that start warm": ["tune", "--share-from", "1", "--warm-start"],
-    "data of a search that is missing": ["tune", "--data", "mnist"],
-    "a folder below a file": ["train", "--out", "file/run"],
-    "no run": ["probe", "nothing"],
-    "a chance that is none": ["probe", "nothing", "--chance", "largest_class"],
-    "a scale that is none": ["probe", "nothing", "--scale", "nan"],
-    "a folder without a network": ["probe", "."],
-    "a network without data": ["probe", "file"],
-    "a file that is no network": ["probe", "file", "--data", "mnist"],
-}
+# What the package refuses. The line names the last option, or what stands after an arrow.
+REFUSED = """
+train --width 100000000 | train --width 100000 -> memory | train --batch-norm unshared
+train --depth 7 | train --depth 8 --share-from 99 | train --network wide --depth 8
+train --network wide --stages 1 | train --stages 7
+train --network hauser --transition max_pooling
+train --gate-bias -6 | study --shortcut dropout --branch-scale 0.5 | train --gamma nan
+train --epsilon 1e-300 | train --epsilon nan | train --learning-rate nan | train --lipschitz nan
+train --coupling nan | train --coupling 1 --coupling-from 99
+train --kernel triangular | train --coupling-from 1
+study --data cifar10 | data mnist | tune --data mnist | study --data mnist --validation 60000
+train --data-file nothing.npz | study --data-file file -> file
+data digitclutter --to file
+train --out '' | tune --out '' | study --out '' | train --out file/run
+train --data cifar10 --data-dir file | train --data-dir ''
+tune --start 4,4 | tune --start 4,4,4 --stages 2 -> --start
+tune --start 9 --max-blocks 8 -> --start | tune --min-blocks 9 --max-blocks 8 -> blocks
+tune --network wide | tune --share-from 1 --warm-start | tune --share-from 8 --max-blocks 8
+tune --workers 100000
+probe '' --data mnist -> NETWORK | probe nothing | probe . | probe file
+probe file --data mnist -> file
+probe nothing --chance largest_class | probe nothing --chance 2 | probe nothing --scale nan
+probe nothing --scale 1e39
+"""
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_the_package_refuses_takes_one_line(tmp_path, monkeypatch, capfd, name):
-    """In this process, which has TensorFlow loaded; below one of them in its own."""
+@pytest.mark.parametrize("case", lines(REFUSED))
+def test_what_the_package_refuses_takes_one_line(tmp_path, here, case):
     (tmp_path / "file").write_text("mine")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        tfresidual_cli.main([*REFUSED[name], "--data-dir", "empty"])
-    out, err = capfd.readouterr()
-    assert stopped.value.code == 2
-    assert out == ""
-    lines = [line for line in err.splitlines() if not line.startswith(("preparing ", "opening "))]
-    assert lines[0] == LOADING
-    assert len(lines) == 2, err
-    assert lines[1].startswith("tfresidual: ")
+    line, _, named = case.partition(" -> ")
+    command, *rest = shlex.split(line)
+    result = here(command, "--data-dir", "empty", *rest)
+    assert (result.returncode, result.stdout) == (2, "")
+    lines = result.stderr.splitlines()
+    begun, told = (line for line in lines if not line.startswith(("preparing ", "opening ")))
+    assert begun == LOADING
+    assert told.startswith("tfresidual: ")
+    *_, last = ["", *(word for word in rest if word.startswith("--"))]
+    assert (named or last) in told
     # It names options, not the arguments of functions.
     names = {name for _, name in OPTIONS} | {"folder", "target", "source", "path"}
-    assert not names & set(re.findall(r"`([^`]*)`", lines[1]))
+    assert not names & set(re.findall(r"`([^`]*)`", told))
     # Nothing is left of the attempt: the folder is free for other settings.
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -391,14 +361,8 @@ tfresidual_cli.main(sys.argv[1:])
     ],
 )
 def test_a_backend_that_is_not_installed(tmp_path, package, arguments, configured, received):
-    result = subprocess.run(
-        [sys.executable, "-P", "-c", BLOCKED, package, *arguments],
-        cwd=tmp_path,
-        env=environment() | {"KERAS_HOME": str(tmp_path / "none")} | configured,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-P", "-c", BLOCKED, package, *arguments]
+    result = process(*command, cwd=tmp_path, **{"KERAS_HOME": str(tmp_path / "none")} | configured)
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"tfresidual: Keras cannot run on {package}: ")
@@ -406,12 +370,10 @@ def test_a_backend_that_is_not_installed(tmp_path, package, arguments, configure
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_backend_of_a_process_stays(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        tfresidual_cli.main(["train", "--backend", "jax"])
-    assert stopped.value.code == 2
-    (line,) = capfd.readouterr().err.splitlines()
+def test_the_backend_of_a_process_stays(tmp_path, here):
+    result = here("train", "--backend", "jax")
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
     assert line.startswith("tfresidual: Option `--backend` must be tensorflow")
     assert line.endswith("Received: --backend='jax'")
     assert list(tmp_path.iterdir()) == []
@@ -421,7 +383,6 @@ def test_the_backend_of_a_process_stays(tmp_path, monkeypatch, capfd):
     ("content", "expected"),
     [
         ('{"backend": "jax"}', "jax"),
-        ('{"floatx": "float32"}', "tensorflow"),
         ("[]", "tensorflow"),
         ("{", "tensorflow"),
         (None, "tensorflow"),
@@ -440,16 +401,6 @@ def test_bounds_are_those_of_the_package():
     assert tfresidual_cli.SETTINGS.LARGEST_COUNT == arguments.LARGEST_COUNT
     kinds = [option.type for option in OPTIONS.values()]
     assert all(kind.max is not None for kind in kinds if isinstance(kind, click.IntRange))
-
-
-@pytest.mark.nightly
-def test_a_refusal_in_a_process_of_its_own(tmp_path):
-    result = tfresidual("train", "--depth", "7", cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (2, "")
-    first, second = result.stderr.splitlines()
-    assert first == LOADING
-    assert re.fullmatch(r"tfresidual: Option `--depth` must be .* Received: --depth=7", second)
-    assert list(tmp_path.iterdir()) == []
 
 
 # Runs
@@ -488,28 +439,6 @@ def test_study(trained, data_dir, tmp_path):
     assert result.stderr.splitlines()[0] == LOADING
     assert_no_noise(result.stderr)
     assert (run / "log.csv").read_bytes() == before
-
-
-def test_train_reads_what_it_trained(trained, data_dir):
-    folder, _ = trained
-    before = (folder / "runs/resnet-digitclutter/log.csv").read_bytes()
-    result = warm("train", *TINY, "--data-dir", data_dir, cwd=folder)
-    assert result.returncode == 0, result.stderr
-    network, best = result.stdout.splitlines()
-    assert network == "network: runs/resnet-digitclutter/model.keras"
-    assert re.fullmatch(r"best epoch: [12], validation exact_match 0\.\d{4}", best)
-    assert_no_noise(result.stderr)
-    assert (folder / "runs/resnet-digitclutter/log.csv").read_bytes() == before
-    assert "epoch" not in result.stderr
-
-
-def test_other_settings_in_the_same_folder(trained, data_dir):
-    folder, _ = trained
-    result = warm("train", *TINY, "--seed", "4", "--data-dir", data_dir, cwd=folder)
-    assert (result.returncode, result.stdout) == (2, "")
-    first, second = result.stderr.splitlines()
-    assert first == LOADING
-    assert "`--seed` was 0" in second and "--seed=4" in second
 
 
 @pytest.mark.parametrize("of", ["results", pytest.param("pipe", marks=pytest.mark.nightly)])
@@ -572,12 +501,12 @@ def test_a_training_is_finished_whoever_reads_about_it(trained, data_dir, name):
         assert not result.stderr
 
 
-def test_probe(trained, data_dir):
+def test_probe(trained, data_dir, here):
     folder, _ = trained
     run = folder / "runs/resnet-digitclutter"
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     arguments = ["--probe", "readout", "--probe", "drop_blocks", "--images", "32"]
-    result = warm("probe", run, *arguments, cwd=folder)
+    result = here("probe", run, *arguments, cwd=folder)
     assert result.returncode == 0, result.stderr
     assert_no_noise(result.stderr)
     lines = result.stdout.splitlines()
@@ -590,37 +519,37 @@ def test_probe(trained, data_dir):
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-def test_compare(trained, tmp_path):
+def test_compare(trained, tmp_path, here):
     run = trained[0] / "runs/resnet-digitclutter"
     other = shutil.copytree(run, tmp_path / "other")
-    result = warm("compare", run, other, "--out", "page.html", cwd=tmp_path)
+    result = here("compare", run, other, "--out", "page.html")
     assert (result.returncode, result.stdout) == (0, "page: page.html\n"), result.stderr
     assert_no_noise(result.stderr)
     assert (tmp_path / "page.html").stat().st_size > 100_000
     (other / "report.html").write_text("mine")
-    result = warm("compare", run, other, "--out", other / "report.html")
+    result = here("compare", run, other, "--out", other / "report.html")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1] == (
         "tfresidual: Option `--out` must be a new file, or a page that `tfresidual compare` wrote: "
         f"nothing else is replaced. Received: --out='{other / 'report.html'}'"
     )
     assert (other / "report.html").read_text() == "mine"
-    result = warm("compare", run, tmp_path)
+    result = here("compare", run, tmp_path)
     assert result.returncode == 2
     assert "Argument `RUN RUN...` must be folders that" in result.stderr
 
 
-def test_export_and_a_probe_of_it(trained, data_dir):
+def test_export_and_a_probe_of_it(trained, data_dir, here):
     """Outside of the folder of the run, whose frames it gives."""
     folder, _ = trained
     run = folder / "runs/resnet-digitclutter"
-    result = warm("export", run, "saved/net", cwd=folder)
+    result = here("export", run, "saved/net", cwd=folder)
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
     assert result.stderr.splitlines() == [LOADING, "wrote saved/net"]
     assert sorted(path.name for path in (folder / "saved").iterdir()) == ["net"]
     data = ["--data", "digitclutter", *SIZES, "--data-dir", data_dir]
     arguments = ["--probe", "readout", "--images", "32"]
-    result = warm("probe", "saved/net", *arguments, *data, cwd=folder)
+    result = here("probe", "saved/net", *arguments, *data, cwd=folder)
     assert result.returncode == 0, result.stderr
     assert_no_noise(result.stderr)
     lines = result.stdout.splitlines()
@@ -631,64 +560,21 @@ def test_export_and_a_probe_of_it(trained, data_dir):
     assert sorted(path.name for path in (folder / "saved").iterdir()) == ["net", "probes"]
 
 
-REFUSED_EXPORTS = {
-    "no run": (["nothing", "saved"], "there is no nothing. Received: NETWORK='nothing'"),
-    "a folder without a network": ([".", "saved"], "Received: NETWORK='.'"),
-    "a file that is no network": (["file", "saved"], "Received: NETWORK='file'"),
-    "a file in place": (["net.keras", "file"], "Received: DIR='file', which already exists"),
-    "a folder in place": (
-        ["net.keras", "mine", "--overwrite"],
-        "Received: DIR='mine', which is something else",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED_EXPORTS)
-def test_what_export_refuses_takes_one_line(tmp_path, monkeypatch, capfd, name):
-    """In this process, which has TensorFlow loaded."""
-    import keras
-
-    arguments, received = REFUSED_EXPORTS[name]
-    monkeypatch.chdir(tmp_path)
-    inputs = keras.Input((4, 4, 1))
-    outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
-    keras.Model(inputs, keras.layers.Flatten()(outputs)).save("net.keras")
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "file").write_text("mine")
-    with pytest.raises(SystemExit) as stopped:
-        tfresidual_cli.main(["export", *arguments])
-    out, err = capfd.readouterr()
-    assert (stopped.value.code, out) == (2, "")
-    loading, line = err.splitlines()
-    assert loading == LOADING
-    assert line.startswith("tfresidual: Argument `")
-    assert line.endswith(received)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine", "net.keras"]
-    assert (tmp_path / "mine" / "file").read_text() == "mine"
-
-
-def test_export_to_serve_alone(tmp_path, monkeypatch, capfd):
-    import keras
-
-    monkeypatch.chdir(tmp_path)
-    inputs = keras.Input((4, 4, 1))
-    outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
-    keras.Model(inputs, keras.layers.Flatten()(outputs)).save("net.keras")
+def test_export_to_serve_alone(tmp_path, here):
+    save_network(tmp_path)
     for options in (["--serving-only"], ["--serving-only", "--overwrite"]):
-        tfresidual_cli.main(["export", "net.keras", "saved", *options])
-        assert capfd.readouterr().err.splitlines()[-1] == "wrote saved"
+        result = here("export", "net.keras", "saved", *options)
+        assert (result.returncode, result.stderr.splitlines()[-1]) == (0, "wrote saved")
     layout = json.loads((tmp_path / "saved" / "assets.extra" / "tfresidual.json").read_text())
     assert layout["probing"] is False
-    with pytest.raises(SystemExit) as stopped:
-        tfresidual_cli.main(["probe", "saved", "--data", "digitclutter"])
-    assert stopped.value.code == 2
-    line = capfd.readouterr().err.splitlines()[-1]
+    result = here("probe", "saved", "--data", "digitclutter")
+    assert result.returncode == 2
+    line = result.stderr.splitlines()[-1]
     assert line.startswith("tfresidual: Argument `NETWORK` must be a SavedModel with the")
 
 
-def test_data(tmp_path, data_dir):
-    result = warm("data", "digitclutter", *SIZES, "--data-dir", data_dir, cwd=tmp_path)
+def test_data(tmp_path, data_dir, here):
+    result = here("data", "digitclutter", *SIZES, "--data-dir", data_dir)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [
         "train: 2 batches of 32, images 32x32x1",
@@ -707,22 +593,9 @@ SEARCH = [
 ]
 
 
-# Another trial would follow.
-MORE = ("--max-blocks", "9", "--max-trials", "1")
-
-
-def test_tune_with_all_trials_used_up(tmp_path, data_dir):
-    """It ends without a depth."""
-    result = warm(*SEARCH, *MORE, "--data-dir", data_dir, cwd=tmp_path)
-    assert result.returncode == 1, result.stderr
-    _, found = result.stdout.splitlines()
-    assert found.startswith("searching: ")
-    assert "; 1 trial was allowed" in found
-
-
-def test_tune(tmp_path, data_dir):
+def test_tune(data_dir, here):
     """No depth meets such an epsilon: the command says so, and so does its exit code."""
-    result = warm(*SEARCH, "--data-dir", data_dir, cwd=tmp_path)
+    result = here(*SEARCH, "--data-dir", data_dir)
     assert result.returncode == 1, result.stderr
     report, found = result.stdout.splitlines()
     assert report == "report: runs/depth-resnet-digitclutter/report.html"
@@ -730,7 +603,7 @@ def test_tune(tmp_path, data_dir):
     assert "stage 2 at 2 blocks, stage 3 at 2 blocks" in found
     assert_no_noise(result.stderr)
     assert "trial 1: 1 2 2 blocks, mean scaled perturbation " in result.stderr
-    again = warm(*SEARCH, "--data-dir", data_dir, cwd=tmp_path)
+    again = here(*SEARCH, "--data-dir", data_dir)
     assert (again.returncode, again.stdout) == (1, result.stdout)
     assert "training" not in again.stderr
     assert_no_noise(again.stderr)
@@ -747,26 +620,17 @@ HELD = {
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_a_folder_that_another_process_writes_to(tmp_path, monkeypatch, capfd, elsewhere, name):
-    """In this process, which has TensorFlow loaded."""
-    import keras
-
+def test_a_folder_that_another_process_writes_to(tmp_path, here, elsewhere, name):
     from tfresidual.machine.locks import locked
 
-    monkeypatch.chdir(tmp_path)
     arguments, option = HELD[name]
     if "net.keras" in arguments:
-        inputs = keras.Input((32, 32, 1))
-        outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
-        outputs = keras.layers.Dense(10, "sigmoid")(keras.layers.Flatten()(outputs))
-        keras.Model(inputs, outputs).save("net.keras")
+        save_network(tmp_path, (32, 32, 1), classes=10)
     before = sorted(path.name for path in tmp_path.rglob("*"))
-    held = locked("run", beside=arguments[0] == "export")
-    with elsewhere(held), pytest.raises(SystemExit) as stopped:
-        tfresidual_cli.main(arguments)
-    out, err = capfd.readouterr()
-    assert (stopped.value.code, out) == (1, "")
-    *_, line = err.splitlines()
+    with elsewhere(locked(tmp_path / "run", beside=arguments[0] == "export")):
+        result = here(*arguments)
+    assert (result.returncode, result.stdout) == (1, "")
+    *_, line = result.stderr.splitlines()
     assert line.startswith("tfresidual: Another process is writing to this folder: process ")
     assert f"process {os.getpid()} on {socket.gethostname()}" in line
     assert f"choose another `{option}`." in line
@@ -774,39 +638,29 @@ def test_a_folder_that_another_process_writes_to(tmp_path, monkeypatch, capfd, e
     assert set(path.name for path in tmp_path.rglob("*")) - set(before) <= {"run"}
 
 
-def test_tune_in_half_an_environment(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
+def test_tune_in_half_an_environment(tmp_path, monkeypatch, here):
     monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
-    with pytest.raises(SystemExit) as stopped:
-        tfresidual_cli.main(SEARCH)
-    assert stopped.value.code == 2
-    _, line = capfd.readouterr().err.splitlines()
+    result = here(*SEARCH)
+    assert result.returncode == 2
+    _, line = result.stderr.splitlines()
     assert line.startswith("tfresidual: Environment variable `KERASTUNER_TUNER_ID` must be set")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c(tmp_path, data_dir):
     arguments = [*TINY[:-1], "12", "--data-dir", str(data_dir), "--out", "run"]
-    process = subprocess.Popen(
-        [str(COMMAND), "train", *arguments],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    running = started("train", *arguments, cwd=tmp_path)
     checkpoints = tmp_path / "run" / "checkpoints"
     deadline = time.monotonic() + 200
     while not (checkpoints.exists() and any(checkpoints.glob("epoch-*.keras"))):
-        assert process.poll() is None, process.communicate()
+        assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
     # A file of the user.
     (checkpoints / "epoch-best.keras").touch()
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130
     assert out == ""
     assert_no_noise(err)
     last = err.splitlines()[-1]
@@ -845,15 +699,7 @@ tfresidual_cli.main(sys.argv[1:])
 @pytest.mark.nightly
 def test_ctrl_c_while_a_function_is_compiled(tmp_path, data_dir):
     arguments = ["train", *TINY, "--data-dir", str(data_dir), "--out", "run"]
-    result = subprocess.run(
-        [sys.executable, "-c", COMPILING, *arguments],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    result = process(sys.executable, "-c", COMPILING, *arguments, cwd=tmp_path)
     assert (tmp_path / "interrupted").exists()
     assert result.returncode == 130, result.stderr
     assert "Exception ignored" not in result.stderr
@@ -863,42 +709,31 @@ def test_ctrl_c_while_a_function_is_compiled(tmp_path, data_dir):
 
 
 @pytest.mark.nightly
-def test_ctrl_c_at_any_moment(tmp_path, data_dir):
+def test_ctrl_c_at_any_moment(tmp_path, data_dir, here):
     """Each time the command ends at once, and the last one gives what one without them gives."""
     arguments = ["train", *TINY[:-1], "6", "--data-dir", str(data_dir)]
     begun = time.monotonic()
-    result = subprocess.run(
-        [str(COMMAND), *arguments, "--out", "whole"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True,
-    )  # fmt: skip
+    result = tfresidual(*arguments, "--out", "whole", cwd=tmp_path)
     longest = time.monotonic() - begun
     assert result.returncode == 0, result.stderr
     moments, codes = random.Random(0), []
     for _ in range(12):
-        process = subprocess.Popen(
-            [str(COMMAND), *arguments, "--out", "run"],
-            cwd=tmp_path,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert process.stderr.readline() == f"{LOADING}\n"
+        running = started(*arguments, "--out", "run", cwd=tmp_path)
+        assert running.stderr.readline() == f"{LOADING}\n"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(moments.uniform(0, longest))
+            running.wait(moments.uniform(0, longest))
         begun = time.monotonic()
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-        codes.append(process.returncode)
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+        codes.append(running.returncode)
         assert time.monotonic() - begun < 30
         assert_no_noise(err)
         told = [line for line in err.splitlines() if line.startswith("tfresidual: ")]
-        assert len(told) == (process.returncode != 0), err
+        assert len(told) == (running.returncode != 0), err
         assert not (tmp_path / "run" / ".lock").exists()
     assert set(codes) <= {0, 130} and 130 in codes
-    result = warm(*arguments, "--out", "run", cwd=tmp_path)
+    result = here(*arguments, "--out", "run")
     assert result.returncode == 0, result.stderr
     for name in ("log.csv", "settings.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -950,29 +785,19 @@ tfresidual_cli.main([])
 @pytest.mark.parametrize("how", ["0", "1"])
 def test_ctrl_c_that_python_drops_comes_again(how):
     begun = time.monotonic()
-    result = subprocess.run(
-        [sys.executable, "-c", DROPPED, how], capture_output=True, text=True, check=False
-    )
+    result = process(sys.executable, "-c", DROPPED, how)
     assert time.monotonic() - begun < 20
     assert (result.returncode, result.stderr) == (130, "tfresidual: interrupted\n")
     assert result.stdout == "going on\nin order\n"
 
 
 def test_ctrl_c_while_it_loads(tmp_path):
-    process = subprocess.Popen(
-        [str(COMMAND), "train", "--out", "run"],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr.readline() == f"{LOADING}\n"
+    running = started("train", "--out", "run", cwd=tmp_path)
+    assert running.stderr.readline() == f"{LOADING}\n"
     time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130
     assert out == ""
     (line,) = [line for line in err.splitlines() if line]
     assert line.startswith("tfresidual: interrupted.")

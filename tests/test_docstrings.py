@@ -33,18 +33,12 @@ pytestmark = [
 
 LIBRARIES = {"keras": keras, "np": np, "pd": pd, "tf": tf}
 ROOMS = {
-    "tfresidual": tfresidual,
-    "tfr": tfresidual,
-    "callbacks": callbacks,
-    "datasets": datasets,
-    "networks": networks,
-    "plots": plots,
-    "probes": probes,
-    "report": report,
-    "routes": routes,
-    "training": training,
-    "tuning": tuning,
-}
+    room.__name__.rpartition(".")[2]: room
+    for room in (
+        *(tfresidual, callbacks, datasets, networks, plots, probes),
+        *(report, routes, training, tuning),
+    )
+} | {"tfr": tfresidual}
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 FENCE = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 # The rest are nightly tests.

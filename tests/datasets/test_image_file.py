@@ -267,9 +267,6 @@ def test_files_that_cannot_be_read_are_not_called_damaged(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("train_size", 7),
-        ("validation", 6),
-        ("test_size", 5),
         ("test_size", 0),
         ("validation", 0.5),
         ("batch_size", 0),
@@ -282,11 +279,3 @@ def test_files_that_cannot_be_read_are_not_called_damaged(tmp_path):
 def test_refused(whole, name, value):
     with refused(name):
         datasets.load_file(whole, **{name: value})
-
-
-@pytest.mark.parametrize(
-    ("data", "digits", "name"), [("mnist", 4, "data"), ("digitclutter", 3, "digits")]
-)
-def test_a_file_of_another_dataset(clutter, data, digits, name):
-    with refused(name):
-        open_file(clutter).check_holds(data, digits, 1, 1, 1)

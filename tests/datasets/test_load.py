@@ -304,13 +304,6 @@ def test_describe(name, digits, shape, classes, title, chance_error):
     assert (found.multi_label, found.digits) == (is_clutter, digits if is_clutter else None)
 
 
-def test_describe_refuses():
-    with refused("name"):
-        describe("cifar11")
-    with refused("digits"):
-        describe("digitclutter", digits=2)
-
-
 @pytest.mark.system
 def test_heavy_packages_are_imported_when_needed():
     program = (

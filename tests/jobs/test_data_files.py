@@ -93,11 +93,6 @@ def test_two_sources_of_images(settings, data_file):
         check(dataclasses.replace(settings, data_file=data_file))
 
 
-def test_a_file_that_is_missing_names_both_sources(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"`data_file` must .*`data_dir`.*Received: data_f"):
-        prepare(Settings(data_file=tmp_path / "nothing.npz"))
-
-
 # The folder of a run
 
 

@@ -12,7 +12,7 @@ from tfresidual import networks
 from tfresidual.jobs import building, depth_study, training
 from tfresidual.jobs.settings import Settings
 from tfresidual.machine import memory
-from tfresidual.networks import residual_network
+from tfresidual.networks import specification
 
 GIB = 2**30
 BUILDERS = {
@@ -40,7 +40,7 @@ def machine(monkeypatch):
 @pytest.mark.parametrize("name", BUILDERS)
 def test_the_estimate_is_close_and_never_above(name, monkeypatch):
     estimates = []
-    monkeypatch.setattr(residual_network, "check_fits", lambda size, *_: estimates.append(size))
+    monkeypatch.setattr(specification, "check_fits", lambda size, *_: estimates.append(size))
     network = BUILDERS[name]()
     (estimate,) = estimates
     assert 0.8 * 4 * network.count_params() <= estimate <= 4 * network.count_params()
@@ -84,7 +84,6 @@ def test_the_limit_of_a_container(tmp_path, monkeypatch):
 
 TOO_LARGE = {
     "width": ({"width": 10**8}, r"`depth` and `width`.*Received: depth=None, width=100000000"),
-    "depth": ({"depth": 10_001}, r"`depth` must be an int, from 1 to 10000.*Received: depth=10001"),
     "images": (
         {"train_size": 10**9},
         r"`train_size`, `validation` and `test_size` .*GiB.*Received: train_size=1000000000",

@@ -196,23 +196,6 @@ def test_steps_are_those_of_numpy(double_network, coupling, kernel, first_block)
 
 # The two ends, bit for bit.
 
-FITS = [
-    {"gradient_accumulation_steps": 2, "global_clipnorm": 0.1},
-    {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 3, "weight_decay": 0.01},
-]
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("kwargs", sample(FITS, every=2, others=pytest.mark.nightly))
-def test_both_ends_in_a_fit(kwargs):
-    make = OPTIMIZERS["momentum"]
-    plain = fitted(make(**kwargs))
-    coupled = fitted(GradientCoupling(make(**kwargs), 0))
-    assert_same(coupled.variables, plain.variables)
-    assert_same(coupled.optimizer.inner.variables, plain.optimizer.variables)
-    assert spread(plain) > 0
-    assert spread(fitted(GradientCoupling(make(**kwargs), 1))) == 0
-
 
 @pytest.mark.system
 @pytest.mark.compiled

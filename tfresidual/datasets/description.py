@@ -74,13 +74,7 @@ def describe(name: DatasetName, digits: int = 3) -> Description:
 
 
 def normalization(name, digits, pixels):
-    """Returns factor and offset per channel: pixels become `pixel * factor - offset`.
-
-    Args:
-        name: Name of a dataset.
-        digits: Number of digits on an image of Digitclutter.
-        pixels: One of `PIXELS`.
-    """
+    """Returns factor and offset per channel: pixels become `pixel * factor - offset`."""
     data = DATA_SETS[name]
     mean, deviation = data.statistics[digits if data.labels else 1]
     if pixels != "standardized":

@@ -55,11 +55,7 @@ class ImageFile:
     unpacked: int
 
     def read(self, split: str, count: int) -> tuple[Array, Array]:
-        """Reads `count` images of a split, those that `load` returns, and their labels.
-
-        Returns:
-            uint8 `[N, H, W, C]`, and int64 `[N]` or uint8 `[N, 10]`, k-hot.
-        """
+        """Reads images of a split as `load` does, uint8, and labels, int64 or k-hot uint8."""
         description = describe(self.name, self.digits or 3)
         whole, classes = self.sizes[split], description.classes
         images = self._array(f"{split}_images", (whole, *description.input_shape), "uint8")
@@ -264,11 +260,7 @@ def reader_of(file, name, digits, train_size, validation, test_size):
 
 
 def array_datasets(read, name, *, digits, batch_size, augment, shuffle, seed, pixels):
-    """Returns the three splits as `ArrayDataset`s.
-
-    `read` is a function from the name of a split to its images and labels; see `load_file` for the
-    other arguments.
-    """
+    """Returns three `ArrayDataset`s; `read` returns images and labels of the split it is given."""
     factor, offset = normalization(name, digits, pixels)
     of_training = {"shuffle": shuffle, "augment": is_augmented(name, augment), "seed": seed}
     found = []

@@ -187,10 +187,7 @@ def save(
 
 
 def reader(name, digits, sizes, data_dir, download):
-    """Returns a function from the name of a split to its images and labels, arrays.
-
-    The arguments are those of `load`; `sizes` are what `sizes_of` returns.
-    """
+    """Returns a function from a split to its images and labels; `sizes` are from `sizes_of`."""
     train_size, validation_size, test_size = sizes
     if data_dir is not None:
         path = str(checked_path("data_dir", data_dir))
@@ -214,10 +211,7 @@ def reader(name, digits, sizes, data_dir, download):
 
 
 def pipelines(read, name, *, digits, batch_size, augment, shuffle, seed, pixels, splits=SPLITS):
-    """Returns splits as `tf.data` pipelines; the first one is the training pipeline.
-
-    `read` is a function from the name of a split to its images and labels.
-    """
+    """Returns `tf.data` pipelines, the first for training; `read` is from `reader`."""
     factor, offset = normalization(name, digits, pixels)
     augment = is_augmented(name, augment)
 

@@ -9,7 +9,6 @@ import keras
 
 from tfresidual import layers, networks, training
 from tfresidual.arguments import ArgumentError
-from tfresidual.datasets.description import sizes_of
 from tfresidual.jobs.settings import (
     ANY_DEPTH,
     DEPTHS,
@@ -20,6 +19,7 @@ from tfresidual.jobs.settings import (
     check_each,
     describe,
     recipe_of,
+    split_sizes,
     stages_of,
 )
 from tfresidual.layers.shortcuts import get_shortcut
@@ -31,18 +31,12 @@ if TYPE_CHECKING:
 
 
 def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks.ResidualNetwork:
-    """Returns the untrained network of a study.
+    """Returns the untrained `tfresidual.networks.ResidualNetwork` of a study.
 
     Args:
-        settings: a `Settings`.
+        settings: a `Settings`; a `ValueError` says which cannot be used.
         blocks: tuple of ints, the number of blocks of each stage, used instead of the setting
             `depth`; only for networks that can have any depth.
-
-    Returns:
-        A `tfresidual.networks.ResidualNetwork`.
-
-    Raises:
-        ValueError: if a setting cannot be used.
     """
     description = describe(settings)
     check_each(settings)
@@ -55,7 +49,7 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
         "classes": description.classes,
         "classifier_activation": "sigmoid" if description.multi_label else "softmax",
         "layout": settings.layout,
-        "shortcut": _shortcut(settings),
+        "shortcut": settings.shortcut,
         "share_from": share_from,
         "batch_norm": batch_norm,
         "recurrent_initialization": settings.recurrent,
@@ -63,6 +57,14 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
         "anchor": settings.anchor,
         "dtype": settings.dtype,
     }
+    of_shortcut = {
+        argument: getattr(settings, name)
+        for name, (argument, _) in OF_SHORTCUTS.items()
+        if getattr(settings, name) is not None
+    }
+    if of_shortcut:
+        usual = get_shortcut(settings.shortcut)
+        kwargs["shortcut"] = usual.from_config(usual.get_config() | of_shortcut)
     if settings.gamma is not None:
         kwargs["gamma_initializer"] = keras.initializers.Constant(settings.gamma)
     if blocks is not None:
@@ -81,31 +83,8 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
         ) from error
 
 
-def _shortcut(settings):
-    """Returns the shortcut of a network's units, by name or, with settings of its own, a layer."""
-    given = {
-        argument: getattr(settings, name)
-        for name, (argument, _) in OF_SHORTCUTS.items()
-        if getattr(settings, name) is not None
-    }
-    if not given:
-        return settings.shortcut
-    config = get_shortcut(settings.shortcut).get_config()
-    return type(get_shortcut(settings.shortcut)).from_config(config | given)
-
-
 def _size(settings, blocks, input_shape):
-    """Returns the arguments of a network that determine its depth, its width and its stages.
-
-    Args:
-        settings: a `Settings`.
-        blocks: the number of blocks of each stage, or `None`, as in `build`.
-        input_shape: (height, width, channels) of one image.
-
-    Raises:
-        ValueError: if the settings give something to a network that has its own, or more stages
-            than can halve the images.
-    """
+    """Returns the arguments of a network for its depth, width and stages; see `build`."""
     for name, having in OF_NETWORKS.items():
         if settings.network not in having and getattr(settings, name) != getattr(Settings, name):
             raise ArgumentError(
@@ -149,13 +128,10 @@ def _size(settings, blocks, input_shape):
 def check_training_fits(network: networks.ResidualNetwork, settings: Settings) -> None:
     """Raises a `ValueError` if training a network takes more memory than the machine has.
 
-    The estimate is a lower bound. It counts weights, gradients and momentum, and what every layer
-    keeps of a batch for the backward pass. A residual unit keeps at least three states and counts
-    as three.
+    The estimate is a lower bound: weights, gradients, momentum, and what layers keep of a batch for
+    the backward pass, of which a residual unit keeps at least three states.
     """
-    train_size, _, _ = sizes_of(
-        settings.data, settings.train_size, settings.validation, settings.test_size
-    )
+    train_size, _, _ = split_sizes(settings)
     images = min(settings.batch_size, train_size)
     bytes_each = 4 if network.compute_dtype == "float32" else 2
     kept = sum(
@@ -172,16 +148,7 @@ def check_training_fits(network: networks.ResidualNetwork, settings: Settings) -
 
 
 def compile_for(network: networks.ResidualNetwork, settings: Settings, steps: int) -> str:
-    """Compiles a network for the training of a study.
-
-    Args:
-        network: the network that `build` returned.
-        settings: a `Settings`.
-        steps: int, optimizer steps per epoch.
-
-    Returns:
-        The name of the metric.
-    """
+    """Compiles a study's network for `steps` steps per epoch; returns the name of the metric."""
     coupling: dict[str, Any] = {}
     # A search begins with networks that are too shallow to couple anything.
     if settings.coupling is not None and has_blocks_to_couple(network, settings):
@@ -209,12 +176,7 @@ def has_blocks_to_couple(network: networks.ResidualNetwork, settings: Settings) 
 
 
 def nothing_to_couple(settings: Settings, where: str) -> ValueError:
-    """Returns the error for a coupling that has no two blocks to couple.
-
-    Args:
-        settings: a `Settings` with a coupling.
-        where: str, the argument that determines the network, as `name=value`.
-    """
+    """Returns the error for a coupling without two blocks; `where` is the argument that decides."""
     return ArgumentError(
         "coupling",
         "be used with a network that has at least two blocks to couple in a stage: blocks from "

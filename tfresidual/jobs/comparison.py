@@ -46,15 +46,7 @@ FRAMES = {frame for figure in FIGURES for frame in frames_of(figure)}
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """A run as it is on the disk.
-
-    Attributes:
-        settings: its `Settings`.
-        content: the content of its settings file.
-        log: its log.
-        studied: what was measured in the run itself, by the name of the frame.
-        probed: what `tfresidual.jobs.probing.probe` measured on it.
-    """
+    """A run on the disk; `studied` and `probed` are what was measured, by the name of the frame."""
 
     settings: Settings
     content: dict[str, Any]
@@ -95,7 +87,13 @@ def compare(
         say(console, f"reading {folder}")
         found[name] = _read(folder)
     say(console, "drawing the figures")
-    measured = _alike(found)
+    # In the same way in all runs, if it can be.
+    first, *others = (run.probed for run in found.values())
+    probed = [name for name in first if all(name in other for other in others)]
+    measured = {
+        key: run.probed | run.studied | {name: run.probed[name] for name in probed}
+        for key, run in found.items()
+    }
     epsilon = next(iter(found.values())).settings.epsilon
     sections = [_settings_section(found), _training_section(found, measured)]
     sections += comparison_sections(measured, epsilon)
@@ -202,23 +200,6 @@ def _log_in(folder, settings):
     raise damaged(path, reason, REMEDY_OF_LOGS)
 
 
-def _alike(runs):
-    """Returns what was measured on each run, measured in the same way in all of them if it can be.
-
-    Returns:
-        A dict by the name of a run of dicts of `Measured` by the name of a frame.
-    """
-    probed = [name for name in next(iter(runs.values())).probed if _all_have(runs, name)]
-    return {
-        key: run.probed | run.studied | {name: run.probed[name] for name in probed}
-        for key, run in runs.items()
-    }
-
-
-def _all_have(runs, name):
-    return all(name in run.probed for run in runs.values())
-
-
 def _measured(frame, record, settings):
     """Returns the rows of a frame to compare, with what they were measured on in words."""
     rows, _ = of_test(frame)
@@ -260,8 +241,18 @@ def _settings_section(runs):
 
 def _training_section(runs, measured):
     """Returns the section with the curves and the last and best values of all trainings."""
-    metrics = _common_metrics(run.log for run in runs.values())
-    histories = pd.concat([_history(name, run.log, metrics) for name, run in runs.items()])
+    # The loss and metrics with validation values in all logs.
+    names, *others = ([*run.log.columns] for run in runs.values())
+    names = [name for name in names if "/" not in name and f"val_{name}" in names]
+    metrics = [m for m in names if all({m, f"val_{m}"} <= set(other) for other in others)]
+    histories = pd.concat(
+        run.log[["epoch"]].assign(
+            network=name,
+            **{m: run.log[f"val_{m}"] for m in metrics},
+            **{f"train_{m}": run.log[m] for m in metrics},
+        )
+        for name, run in runs.items()
+    )
     finite = [metric for metric in metrics if histories[metric].abs().lt(float("inf")).any()]
     with style.page(runs):
         drawn = plots.network_curves(histories, finite) if finite else None
@@ -279,23 +270,6 @@ def _training_section(runs, measured):
         "below. The error on the test images is that of the network probed.",
         numbers=" ".join(texts),
     )
-
-
-def _common_metrics(logs):
-    """Returns the names of the loss and metrics with validation values in all logs."""
-    names = [
-        [name for name in log.columns if f"val_{name}" in log.columns and "/" not in name]
-        for log in logs
-    ]
-    return [name for name in names[0] if all(name in others for others in names)]
-
-
-def _history(name, log, metrics):
-    """Returns the log of a run in the columns that `plots.network_curves` draws."""
-    columns = {"network": name, "epoch": log["epoch"]}
-    for metric in metrics:
-        columns |= {metric: log[f"val_{metric}"], f"train_{metric}": log[metric]}
-    return pd.DataFrame(columns)
 
 
 def _results(log, metrics, indices):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfresidual.datasets.description import sizes_of
 from tfresidual.datasets.image_file import array_datasets, open_file, reader_of
-from tfresidual.jobs.settings import Settings, check, recipe_of
+from tfresidual.jobs.settings import Settings, check, recipe_of, split_sizes
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.console import say
 
@@ -43,7 +42,7 @@ def prepare(
     settings = settings or Settings()
     check(settings)
     say(console, f"preparing {settings.data}")
-    sizes = sizes_of(settings.data, settings.train_size, settings.validation, settings.test_size)
+    sizes = split_sizes(settings)
     if settings.data_file is not None:
         file = open_file(settings.data_file)
         read = reader_of(file, settings.data, settings.digits, *sizes)

@@ -132,7 +132,12 @@ def run(
     check(settings)
     check_any_depth(settings)
     folder = checked_path("folder", folder)
-    _check_name(folder)
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise ArgumentError(
+            "folder", "be a path in UTF-8: keras-tuner writes to no other", str(folder)
+        ) from error
     _check_search(settings, search)
     # The chief holds the folder, not its workers.
     with contextlib.nullcontext() if is_worker() else _locked_run(folder):
@@ -340,23 +345,18 @@ def _conclude(folder, settings, test, console, seconds):
     with written(folder / "outcome.json") as path:
         content = dataclasses.asdict(outcome) | {"epsilon": settings.epsilon, "test_error": error}
         path.write_text(json.dumps(content, indent=2) + "\n")
+    content = read_settings(folder)
+    # The depth is the result of the search, not a setting.
+    content["settings"] = {name: v for name, v in used(settings).items() if name != "depth"}
+    content["search"] = {name: v for name, v in content["search"].items() if v is not None}
     report.write(
         folder / "report.html",
         f"Depth of {settings.network} on {describe(settings).title}",
         sections,
         summary=_summary(settings, outcome, trace, error, seconds),
-        settings=_settings_shown(folder, settings),
+        settings=content,
     )
     return outcome
-
-
-def _settings_shown(folder, settings):
-    """Returns the settings that the report shows: those that were used."""
-    content = read_settings(folder)
-    # The depth is the result of the search, not a setting.
-    content["settings"] = {name: v for name, v in used(settings).items() if name != "depth"}
-    content["search"] = {name: v for name, v in content["search"].items() if v is not None}
-    return content
 
 
 def _summary(settings, outcome, trace, error, seconds):
@@ -386,16 +386,6 @@ def _summary(settings, outcome, trace, error, seconds):
     took = f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
     tiles.append(("Time", took, "of this run of the command"))
     return tiles
-
-
-def _check_name(folder):
-    """Raises a `ValueError` for a folder in which keras-tuner cannot write."""
-    try:
-        str(folder.absolute()).encode()
-    except UnicodeEncodeError as error:
-        raise ArgumentError(
-            "folder", "be a path in UTF-8: keras-tuner writes to no other", str(folder)
-        ) from error
 
 
 def _check_search(settings, search):
@@ -449,10 +439,7 @@ def _depths(depths, settings):
 
 @contextlib.contextmanager
 def _silent():
-    """Keeps the output of keras-tuner off stdout, which holds only results.
-
-    Also silences TensorFlow's warning that every network is compiled again.
-    """
+    """Keeps keras-tuner off stdout, and TensorFlow's warnings about compiling again off stderr."""
     logger = tf.get_logger()
 
     def is_error(record):

@@ -24,18 +24,9 @@ def count_images(dataset):
 
 
 def write_frames_and_figures(folder, frames, figures, flat=False, console=None):
-    """Writes frames as CSV and figures as PNG; existing files are replaced one by one.
+    """Writes frames as CSV and figures as PNG, in subfolders unless `flat`; returns the paths.
 
-    Args:
-        folder: where to write. It must exist: one that was removed is not made anew.
-        frames: `pandas.DataFrame`s by name.
-        figures: `matplotlib.figure.Figure`s by name.
-        flat: whether all files go into the folder itself instead of its subfolders `frames` and
-            `figures`.
-        console: a `rich.console.Console` for a progress bar, or `None` for no output.
-
-    Returns:
-        The list of the `pathlib.Path`s written.
+    The folder must exist: one that was removed is not made anew. Files are replaced one by one.
     """
     paths = []
     for subfolder in () if flat else ("frames", "figures"):
@@ -52,31 +43,16 @@ def write_frames_and_figures(folder, frames, figures, flat=False, console=None):
 
 
 def known_records(folder):
-    """Returns the records of an earlier probe, a dict by frame name; empty if there are none.
-
-    Raises:
-        ValueError: if their file is damaged.
-    """
+    """Returns the records of an earlier probe by frame; a damaged file is a `ValueError`."""
     path = folder / RECORD
     records = read_json(path, REMEDY_OF_RECORDS) if os.path.lexists(path) else {}
     for name, what in records.items():
-        wrong = _wrong_key(what)
-        if wrong is not None:
-            reason = f"{wrong!r} is not as expected in what it says of {name!r}"
-            raise damaged(path, reason, REMEDY_OF_RECORDS)
+        known = what if isinstance(what, dict) else {}
+        for key, is_right in _KEYS.items():
+            if not is_right(known.get(key)) and (key in known or key not in _OPTIONAL):
+                reason = f"{key!r} is not as expected in what it says of {name!r}"
+                raise damaged(path, reason, REMEDY_OF_RECORDS)
     return records
-
-
-def _wrong_key(what):
-    """Returns the key of a record that does not hold what was written, or `None`."""
-    if not isinstance(what, dict):
-        return "network"
-    for key, is_right in _KEYS.items():
-        if key not in what and key in _OPTIONAL:
-            continue
-        if not is_right(what.get(key)):
-            return key
-    return None
 
 
 def _is_count(value):
@@ -102,26 +78,15 @@ _KEYS = {
         and not any(isinstance(value, (dict, list)) for value in options.values())
     ),
     "rows": _is_count,
-    "columns": lambda names: (
-        isinstance(names, list) and all(isinstance(name, str) for name in names)
-    ),
+    "columns": lambda names: isinstance(names, list) and {str} >= set(map(type, names)),
 }
 _OPTIONAL = ("digits", "rows", "columns")
 
 
 def read_frames(folder, names=None, blocks=()):
-    """Returns the frames in a folder with what they were measured on, pairs by name.
+    """Returns the frames in a folder, or those named, as pairs with their records or `None`.
 
-    A frame of which that is not recorded, as in earlier versions, has `None` for it.
-
-    Args:
-        folder: `pathlib.Path` of the folder.
-        names: the frames to read, if they are there; `None` for all.
-        blocks: pairs of a stage and a block of the network, which frames without a record of their
-            rows must hold.
-
-    Raises:
-        ValueError: if a file is damaged.
+    `blocks` are pairs of a stage and a block, which frames without a record of rows must hold.
     """
     records = known_records(folder)
     return {
@@ -132,15 +97,9 @@ def read_frames(folder, names=None, blocks=()):
 
 
 def read_frame(path, what=None, blocks=()):
-    """Returns a frame as it was before it was written.
+    """Returns a frame as it was before it was written; damage is a `ValueError`.
 
-    Args:
-        path: the file.
-        what: its record, if there is one. The frame must have its rows and columns.
-        blocks: see `read_frames`.
-
-    Raises:
-        ValueError: if the file is damaged, or cut short.
+    `what` is its record, if there is one, and `blocks` as for `read_frames`.
     """
     frame = read_table(path, lambda texts: {name: kind_of(name) for name in texts}, REMEDY)
     for column in REQUIRED.get(path.stem, ()):
@@ -174,10 +133,9 @@ def read_frame(path, what=None, blocks=()):
 
 
 def _missing(frame, blocks):
-    """Returns what a frame lacks, judging by its own rows and the blocks of the network.
+    """Returns what a frame without a record lacks, judging by its rows and the network's blocks.
 
-    A frame without a record of its rows has every block as often as the others, in every split
-    and epoch. `None` if nothing is missing, or if blocks have rows of their own kinds.
+    Every block is there as often as the others, in every split and epoch, unless rows have kinds.
     """
     if {"part", "role", "lipschitz"} & set(frame):
         return None
@@ -211,15 +169,7 @@ def _place_text(keys, place):
 
 
 def described(network, settings, counts, pixels, options):
-    """Returns what frames were measured on, as it is recorded.
-
-    Args:
-        network: str, the path of the network.
-        settings: the `Settings` of the data.
-        counts: dict of the numbers of images by split; empty if none were read.
-        pixels: format of the pixels.
-        options: the `ProbeOptions`.
-    """
+    """Returns what frames were measured on, as recorded; `counts` are images by split."""
     return {
         "network": network,
         "tfresidual": metadata.version("tfresidual"),
@@ -237,11 +187,7 @@ def size_of(frame):
 
 
 def record(folder, records):
-    """Writes what frames were measured on, and their sizes, a dict by name.
-
-    Returns:
-        The path of the file.
-    """
+    """Writes what frames were measured on, and their sizes, by name; returns the file's path."""
     path = folder / RECORD
     with replacing(path) as beside:
         beside.write_text(json.dumps(records, indent=2) + "\n", "utf-8")

@@ -157,7 +157,12 @@ def _run(asked, console):
             say(console, str(chain))
         check_fit(chain, asked.settings, path)
         if data is None:
-            data = _data(asked.settings, asked.splits, asked.images, asked.pixels, console)
+            train, _, test = prepare(asked.settings, console, pixels=asked.pixels)
+            batches = int(test.cardinality())
+            if asked.images:
+                batches = math.ceil(asked.images / asked.settings.batch_size)
+            parts = {"train": datasets.plain(train), "test": test}
+            data = {split: parts[split].take(batches) for split in asked.splits}
             counts = {split: count_images(part) for split, part in data.items()}
             if options.first_block is None:
                 options = dataclasses.replace(
@@ -165,7 +170,10 @@ def _run(asked, console):
                 )
             say(console, f"on {counts} images of {asked.settings.data}, pixels {asked.pixels}")
             what = described(str(asked.target), asked.settings, counts, asked.pixels, options)
-        for name in asked.names or _measured_at_once(chain):
+        by_default = [name for name in possible(chain) if PROBES[name].by_default]
+        # Those that another one covers are left out.
+        by_default = [name for name in by_default if PROBES[name].measured_by not in by_default]
+        for name in asked.names or by_default:
             say(console, f"running {name}")
             measured = registry.run(name, chain, data, options, console is not None)
             # Only the last network of a series is drawn.
@@ -193,15 +201,6 @@ def _run(asked, console):
     return frames, list(paths)
 
 
-def _measured_at_once(chain):
-    """Returns the names of the probes that are run when none is named.
-
-    Those are all possible ones, without those measured by another one of them.
-    """
-    names = [name for name in possible(chain) if PROBES[name].by_default]
-    return [name for name in names if PROBES[name].measured_by not in names]
-
-
 def _first_coupled(chain, settings):
     """Returns the block index from which the training of a network coupled its blocks, or 0."""
     first = settings.coupling_from
@@ -216,11 +215,7 @@ def _listed(names):
 
 
 def _by_epoch(frames):
-    """Returns the frames that the figures over the epochs are drawn from.
-
-    Args:
-        frames: frames of a series by name, with the column `epoch`.
-    """
+    """Returns the frames for figures over the epochs, from frames with the column `epoch`."""
     found = {}
     if "block_metrics" in frames:
         found["block_metrics_by_epoch"] = frames["block_metrics"]
@@ -242,10 +237,3 @@ def _with_epoch(measured, epoch, frames):
         name: pd.concat([frames[name], frame], ignore_index=True) if name in frames else frame
         for name, frame in measured.items()
     }
-
-
-def _data(settings, splits, images, pixels, console):
-    train, _, test = prepare(settings, console, pixels=pixels)
-    batches = math.ceil(images / settings.batch_size) if images else int(test.cardinality())
-    parts = {"train": datasets.plain(train), "test": test}
-    return {split: parts[split].take(batches) for split in splits}

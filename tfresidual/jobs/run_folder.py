@@ -47,17 +47,8 @@ def refuse_other_settings(
 ) -> None:
     """Raises an error unless a folder is new or holds a run with the same settings.
 
-    Args:
-        folder: `pathlib.Path` of the folder.
-        parts: dict of dataclasses by name, the settings in groups.
-        free: names of settings that may change from one start of the run to the next, besides
-            where the images are.
-
-    Raises:
-        NotADirectoryError: if it cannot be a folder.
-        FileNotFoundError: if it holds parts of a run without its settings file.
-        ValueError: if it holds a run of another kind or with other settings, or its settings file
-            is damaged.
+    `parts` are dataclasses of settings by name. Those in `free` may change, and so may the source
+    of the images. Parts of a run without its settings are a `FileNotFoundError`.
     """
     check_folder("folder", folder)
     if not (folder / SETTINGS_FILE).exists():
@@ -91,13 +82,7 @@ def refuse_other_settings(
 
 
 def refuse_remains(folder: pathlib.Path, names: Iterable[str], missing: str) -> None:
-    """Raises a `FileNotFoundError` if a folder holds parts of a run, of which others are missing.
-
-    Args:
-        folder: `pathlib.Path` of the folder.
-        names: names of the parts, one of which is enough.
-        missing: the name of what is missing.
-    """
+    """Raises a `FileNotFoundError` if a folder has any of `names`, parts of a run, alone."""
     if remains := [name for name in names if (folder / name).exists()]:
         raise FileNotFoundError(
             f"The folder holds parts of a run, {', '.join(remains)}, but not its {missing}. "
@@ -106,14 +91,9 @@ def refuse_remains(folder: pathlib.Path, names: Iterable[str], missing: str) -> 
 
 
 def changed_settings(part: Any, kept: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns the settings that differ from those of an earlier run, besides where the images are.
+    """Returns settings that differ from an earlier run's: earlier and present value by name.
 
-    Args:
-        part: a dataclass of settings.
-        kept: dict of the fields of the earlier run; one that is missing had its default value.
-
-    Returns:
-        A dict from the name of a setting to its earlier value and its present one.
+    Where the images are does not count. A setting that the earlier run lacks had its default.
     """
     earlier, now = {}, _plain(part)
     for field in dataclasses.fields(part):
@@ -130,11 +110,6 @@ def refuse_other_backend(folder: pathlib.Path, done: int, epochs: int) -> None:
     """Raises a `ValueError` if a training that began on another backend is not finished.
 
     Another backend has other random numbers, and rounds in another way.
-
-    Args:
-        folder: `pathlib.Path` of the folder of a run.
-        done: int, the number of complete epochs.
-        epochs: int, the number of all epochs.
     """
     if done >= epochs or not (folder / SETTINGS_FILE).exists():
         return
@@ -154,12 +129,7 @@ def refuse_other_backend(folder: pathlib.Path, done: int, epochs: int) -> None:
 def claim(folder: pathlib.Path, parts: Mapping[str, Any]) -> None:
     """Creates the folder of a run and writes its settings file.
 
-    A new file also holds the versions of the packages, and the machine with the backend of Keras.
-    An existing file is rewritten only if the settings changed, and keeps its versions and machine.
-
-    Args:
-        folder: `pathlib.Path` of the folder.
-        parts: dict of dataclasses by name, the settings in groups.
+    A new file also holds the versions of the packages and the machine, which a changed one keeps.
     """
     path = folder / SETTINGS_FILE
     settings = {name: _plain(part) for name, part in parts.items()}
@@ -171,7 +141,9 @@ def claim(folder: pathlib.Path, parts: Mapping[str, Any]) -> None:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         versions = {"python": platform.python_version()}
-        versions |= _installed(PACKAGES)
+        for package in PACKAGES:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[package] = metadata.version(package)
         machine = {
             "system": platform.platform(),
             "processor": platform.machine(),
@@ -183,12 +155,7 @@ def claim(folder: pathlib.Path, parts: Mapping[str, Any]) -> None:
 
 
 def read_settings(folder: StrPath) -> dict[str, Any]:
-    """Returns the content of a run's settings file, a dict.
-
-    Raises:
-        ValueError: if the file is damaged.
-        OSError: if it cannot be read.
-    """
+    """Returns the content of a run's settings file, a dict; damage is a `ValueError`."""
     content = read_json(pathlib.Path(folder) / SETTINGS_FILE, REMEDY)
     _check_known(folder, content, "settings", Settings)
     return content
@@ -206,20 +173,8 @@ def settings_of(folder: StrPath) -> Settings:
     return settings
 
 
-def _installed(packages):
-    """Returns the versions of those packages that are installed, a dict."""
-    versions = {}
-    for package in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return versions
-
-
 def _check_known(folder, content, name, kind):
-    """Raises a `ValueError` unless a group of settings holds fields of a dataclass, of its types.
-
-    What else the file holds must be flat: the versions, the machine.
-    """
+    """Raises a `ValueError` unless a group of settings holds a dataclass's fields, of its types."""
     path, group = pathlib.Path(folder) / SETTINGS_FILE, content.get(name)
     if not isinstance(group, dict):
         raise damaged(path, f"it does not hold the {name} of the run", REMEDY)

@@ -100,17 +100,10 @@ def check_each(settings: Settings) -> None:
 
 
 def with_data_of_file(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields of `Settings` completed by what their `data_file` holds.
+    """Returns fields of `Settings` completed by what their `data_file` holds, if they have one.
 
-    Example: `Settings(**with_data_of_file({"data_file": "mnist.npz", "epochs": 10}))`.
-
-    Args:
-        changes: dict of fields of `Settings`; those it gives are kept. Without a `data_file`,
-            nothing is added.
-
-    Raises:
-        ValueError: if the file is damaged or something else.
-        OSError: if there is no such file, or it cannot be read.
+    Example: `Settings(**with_data_of_file({"data_file": "mnist.npz", "epochs": 10}))`. What is
+    given is kept. A damaged file is a `ValueError`.
     """
     if changes.get("data_file") is None:
         return dict(changes)
@@ -136,6 +129,11 @@ def describe(settings: Settings) -> datasets.Description:
     return datasets.describe(settings.data, digits=settings.digits)
 
 
+def split_sizes(settings: Settings) -> tuple[int, int, int]:
+    """Returns the numbers of images for training, validation and test of a study."""
+    return sizes_of(settings.data, settings.train_size, settings.validation, settings.test_size)
+
+
 def recipe_of(settings: Settings) -> training.Recipe:
     """Returns the training recipe of a study, a `tfresidual.training.Recipe`."""
     name = settings.data if settings.recipe is None else settings.recipe
@@ -148,17 +146,11 @@ def stages_of(settings: Settings) -> int:
 
 
 def used(settings: Settings) -> dict[str, Any]:
-    """Returns the settings that a study used, with the defaults in place of `None`.
+    """Returns the settings that a study used, a dict, with the defaults in place of `None`.
 
-    Args:
-        settings: a `Settings` that passes `check`.
-
-    Returns:
-        A dict. Settings that are off, or had no effect, are left out.
+    They must pass `check`. Settings that are off, or had no effect, are left out.
     """
-    train_size, _, test_size = sizes_of(
-        settings.data, settings.train_size, settings.validation, settings.test_size
-    )
+    train_size, _, test_size = split_sizes(settings)
     recipe = recipe_of(settings)
     values = dataclasses.asdict(settings) | {
         "depth": settings.depth or DEPTHS.get(settings.network),

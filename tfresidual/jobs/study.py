@@ -16,7 +16,6 @@ import numpy as np
 from tfresidual import plots, probes, registry, sources
 from tfresidual.arguments import checked_path
 from tfresidual.datasets import plain
-from tfresidual.datasets.description import sizes_of
 from tfresidual.jobs.frames import (
     count_images,
     described,
@@ -25,7 +24,7 @@ from tfresidual.jobs.frames import (
     write_frames_and_figures,
 )
 from tfresidual.jobs.run_folder import MODEL_FILE, read_settings
-from tfresidual.jobs.settings import Settings, check, used
+from tfresidual.jobs.settings import Settings, check, split_sizes, used
 from tfresidual.jobs.training import IMAGES_PER_EPOCH, batches_of, train_locked
 from tfresidual.machine.console import say
 from tfresidual.machine.locks import locked
@@ -89,9 +88,7 @@ def _run(folder, settings, console):
     seconds = time.monotonic() - begun
     frames, records = _probe(folder, result, data, settings, console)
     images = {name: what["images"] for name, what in records.items() if what["images"]}
-    train_size, validation, _ = sizes_of(
-        settings.data, settings.train_size, settings.validation, settings.test_size
-    )
+    train_size, validation, _ = split_sizes(settings)
     images["log"] = {"train": train_size, "validation": validation}
     say(console, "drawing the figures")
     figures = study_figures(frames, settings.epsilon)
@@ -193,10 +190,7 @@ def _examples(result, data):
 
 
 def _index_tile(frames):
-    """Returns the tile of the mean indices on the test images, in a list.
-
-    The list is empty unless the error of the network is significantly below chance.
-    """
+    """Returns the tile of the mean indices on test images, in a list; empty at chance."""
     indices = frames["convergence_indices"]
     row = indices.query("split == 'test' and basis == 'labels' and stage == 'mean'").iloc[0]
     names = ("convergence_index", "recurrence_index", "divergence_index")

@@ -14,17 +14,7 @@ from tfresidual.saved_model.format import check_whole, is_saved_model, series_of
 
 
 def network_of(target):
-    """Returns the path of a network.
-
-    Args:
-        target: the folder of a run, a `.keras` file, or a SavedModel.
-
-    Returns:
-        A `pathlib.Path`.
-
-    Raises:
-        FileNotFoundError: if there is no such network.
-    """
+    """Returns the path of the network that a run's folder, a file or a SavedModel holds."""
     target = checked_path("target", target)
     if is_saved_model(target):
         return target
@@ -38,11 +28,7 @@ def network_of(target):
 
 
 def whole_series(target):
-    """Returns `series_of` a folder, after checking every SavedModel in it.
-
-    Raises:
-        ValueError: if an entry of the series is damaged or not a SavedModel.
-    """
+    """Returns `series_of` a folder; a `ValueError` if an entry of the series is damaged."""
     series = series_of(target)
     named = series_of(target, is_member=os.path.lexists) if series else {}
     lost = [path.name for epoch, path in named.items() if epoch not in series]
@@ -71,11 +57,8 @@ def folder_of(path):
 def settings_for(target, path, changes):
     """Returns the settings of the run whose folder contains a network, with `changes` applied.
 
-    For a network outside of such a folder, `changes` must name the data, or a file that holds it,
-    and the other settings are the defaults.
-
-    Raises:
-        ValueError: if the data is not named or unknown, or `changes` holds an unknown setting.
+    Outside of such a folder, `changes` must name the data, or a file that holds it, and the other
+    settings are the defaults.
     """
     path = path.absolute()
     completed = with_data_of_file(changes)
@@ -132,10 +115,7 @@ def _other_source(settings, changes):
 
 
 def check_fit(chain, settings, path):
-    """Raises a `ValueError` unless the data of the settings fits a network.
-
-    Only the description of the data is used, so that this can be checked before it is loaded.
-    """
+    """Raises a `ValueError` unless data fits a network, by its description: none is loaded."""
     name = f"{chain.name} in {str(path)!r}"
     description = describe(settings)
     shape = description.input_shape

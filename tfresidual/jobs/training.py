@@ -88,12 +88,7 @@ def train(
 
 
 def train_locked(folder, settings, console, callbacks=None):
-    """Does the same for settings that were checked and a folder that this process has locked.
-
-    Returns:
-        A tuple of the data, with the attributes `train`, `validation`, `test` and `description`,
-        and the `tfresidual.training.Training`.
-    """
+    """Does the same with checked settings in a locked folder; returns `_Data` and `Training`."""
     refuse_other_settings(folder, {"settings": settings})
     keras.utils.set_random_seed(settings.seed)
     network = build(settings)

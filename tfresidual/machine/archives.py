@@ -28,13 +28,7 @@ class RefusedFileError(ValueError):
 
 
 def check_model_file(path: StrPath) -> None:
-    """Raises an error unless a `.keras` file can be opened without harm, whatever Keras checks.
-
-    Raises:
-        RefusedFileError: as `check_sizes` and `check_weights_file`.
-        zipfile.BadZipFile: if it is damaged.
-        OSError: if it cannot be read, or its weights are damaged.
-    """
+    """Raises an error unless a `.keras` file can be opened without harm, whatever Keras checks."""
     check_sizes(path)
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
@@ -47,10 +41,7 @@ def check_model_file(path: StrPath) -> None:
 def check_weights_file(path: StrPath, content: io.BytesIO | None = None) -> None:
     """Raises an error unless an HDF5 file holds all of its data itself, and not too much of it.
 
-    Raises:
-        RefusedFileError: if a part of it leads to another file, or it becomes many times its size,
-            or more than all memory.
-        OSError: if it cannot be read.
+    That is a `RefusedFileError`, or an `OSError` for a file that cannot be read.
     """
     # Loading it takes time, and only models need it.
     import h5py
@@ -81,10 +72,8 @@ def check_weights_file(path: StrPath, content: io.BytesIO | None = None) -> None
 def check_sizes(path: StrPath, content: io.BytesIO | None = None) -> int:
     """Returns the number of bytes that an archive, at `path` or in it, unpacks to.
 
-    Raises:
-        RefusedFileError: if it unpacks to many times its size, or to more than all memory, or a
-            name in it is there twice or leads out of the folder it is unpacked to.
-        zipfile.BadZipFile: if it is damaged.
+    A `RefusedFileError` says that it unpacks to many times its size or to more than all memory,
+    or that a name in it is there twice or leads out of the folder it is unpacked to.
     """
     sizes = _Sizes(path, content)
     with zipfile.ZipFile(content or path) as archive:

@@ -11,10 +11,8 @@ BACKEND = keras.config.backend()
 def compiled(*static):
     """Decorator: compiles a function of tensors once for every shape, where the backend can.
 
-    On TensorFlow the function is not inlined, because a graph may call it many times.
-
-    Args:
-        static: names of the last arguments, hashable and no tensors; they are given by place.
+    On TensorFlow it is not inlined, because a graph may call it many times. `static` are the names
+    of the last arguments, which are hashable and given by place.
     """
 
     def decorator(function):

@@ -46,15 +46,10 @@ class PlainColumn(TextColumn):
 
 @contextlib.contextmanager
 def progress_bar(description, total, console=None):
-    """Shows a progress bar until the block ends; nothing if the console is not a terminal.
+    """Shows a progress bar until the block ends; none without a description or a terminal.
 
-    Args:
-        description: the text beside the bar, or `None` for no bar.
-        total: the total of all amounts passed to `advance`, or `None` if it is not known.
-        console: a `rich.console.Console`, by default one that writes to stderr.
-
-    Yields:
-        A function `advance(amount=1, text=None)`; `text` replaces the text beside the bar.
+    Yields a function `advance(amount=1, text=None)`; `text` replaces the description. The amounts
+    add up to `total`, `None` if it is not known. By default, the console writes to stderr.
     """
     if description is None:
         yield lambda amount=1, text=None: None

@@ -102,14 +102,11 @@ def folders_above(path):
 
 @contextlib.contextmanager
 def replacing(path):
-    """Provides a path beside the target; the file written to it replaces the target.
+    """Provides the path of an empty file, in a folder of its own; it then replaces the target.
 
     The target, whose folder must exist, changes in one step when the block ends. If the block
     raises, or the process dies, it stays as it was. Unfinished files in the folder whose process
     died are removed.
-
-    Yields:
-        The `pathlib.Path` of an empty file with the same name, in a folder of its own.
     """
     path = pathlib.Path(path)
     with _beside(path) as folder:
@@ -123,14 +120,11 @@ def replacing(path):
 
 @contextlib.contextmanager
 def replacing_folder(path):
-    """Provides a new folder beside the target, which replaces the target when the block ends.
+    """Provides an empty folder beside the target, which it replaces when the block ends.
 
     If the block raises, the target stays as it was. An old folder is removed once the new one is in
     its place. A process that dies in between leaves both in a folder whose name begins with a dot;
     `remove_unfinished` then moves the new one into place.
-
-    Yields:
-        The `pathlib.Path` of an empty folder with the same name.
     """
     path = pathlib.Path(path)
     with _beside(path) as folder:
@@ -275,7 +269,7 @@ def no_room(path, error):
 
 
 def read_json(path, remedy):
-    """Returns the content of a JSON file, a dict; see `damaged` for `remedy`."""
+    """Returns the content of a JSON file, a dict; `remedy` says what to do if it is damaged."""
     check_file(path)
     text = pathlib.Path(path).read_bytes()
     try:
@@ -310,13 +304,7 @@ def json_of(text):
 
 
 def damaged(path, reason, remedy):
-    """Returns the error for a file that does not hold what was written into it.
-
-    Args:
-        path: the file.
-        reason: what is wrong with it, in words, or an error.
-        remedy: what to do.
-    """
+    """Returns the error for a file without what was written; `reason` may be an error."""
     # Error messages of libraries may take pages.
     reason = " ".join(str(reason).split())[:300].rstrip(".")
     name = pathlib.Path(path).name

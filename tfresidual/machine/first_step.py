@@ -92,10 +92,7 @@ def build_optimizer(model: keras.Model) -> None:
 
 
 def build_metrics(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
-    """Creates the variables of a model's metrics, outside of the graph that is being traced.
-
-    The arguments are those of `keras.Model.compute_metrics`, in that graph.
-    """
+    """Creates a model's metrics outside of the traced graph; arguments as of `compute_metrics`."""
     if BACKEND != "tensorflow":
         return
     import tensorflow as tf

@@ -39,16 +39,10 @@ def locked(folder, argument="folder", beside=False, wait=False):
 
     Args:
         folder: the folder.
-        argument: the name of the argument that holds the folder, for errors.
+        argument: its name, for errors.
         beside: whether the locked file is in the parent folder, as `.NAME.lock`; for a folder that
             is replaced as a whole.
-        wait: whether to wait for another process instead of raising an error.
-
-    Raises:
-        FolderInUseError: if another process, or another thread of this one, holds the folder.
-        NotADirectoryError: if the path cannot be a folder.
-        FileNotFoundError: if the folder is removed while it is held.
-        OSError: if its file system has no locks, or cannot be written to.
+        wait: whether to wait for another holder instead of raising a `FolderInUseError`.
     """
     folder = pathlib.Path(folder)
     check_folder(argument, folder.parent if beside else folder)

@@ -21,13 +21,7 @@ class TooLargeError(ValueError):
 
 
 def check_fits(needed, what, received):
-    """Raises a `TooLargeError` if something needs more than all memory of the machine.
-
-    Args:
-        needed: the number of bytes needed at least.
-        what: the arguments concerned and what needs the memory, for the error.
-        received: the arguments as they were given, for the error.
-    """
+    """Raises a `TooLargeError` if `needed` bytes are more than all memory of the machine."""
     limit = _limit()
     if needed <= limit or needed <= limit + GPU_BYTES * count_of_gpus():
         return

@@ -89,17 +89,10 @@ def between(least: float, most: float) -> Kind:
 def read_table(
     path: StrPath, kinds_of: Callable[[dict[str, list[str]]], dict[str, Kind]], remedy: str
 ) -> Frame:
-    """Returns the table in a CSV file, with its rows in their order.
+    """Returns the table in a CSV file, with its rows in their order; damage is a `ValueError`.
 
     Numbers are read to their last digit. A row is named as in an editor: the header is row 1.
-
-    Args:
-        path: the file.
-        kinds_of: function from the texts of all columns by name to their kinds by name.
-        remedy: see `damaged`.
-
-    Raises:
-        ValueError: if the file is damaged.
+    `kinds_of` takes the texts of all columns by name, and returns their kinds.
     """
     header, rows = _rows_of(path, remedy)
     texts = {name: [row[place] for _, row in rows] for place, name in enumerate(header)}

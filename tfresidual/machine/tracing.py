@@ -30,10 +30,7 @@ def gives_shapes_alone() -> bool:
 
 
 def is_signature_of_part() -> bool:
-    """Returns whether TensorFlow traces a function that a SavedModel has for a part of the model.
-
-    Keras gives every nested model one, which calls it by itself.
-    """
+    """Returns whether TensorFlow traces a function that Keras gives a nested model to save it."""
     graph = place() if BACKEND == "tensorflow" else None
     while graph is not None:
         if getattr(graph, "name", None) == _SIGNATURE:
@@ -64,13 +61,7 @@ def place() -> Any:
 
 
 def loop_since(outer: FrameType) -> str | None:
-    """Returns the name of a loop or condition that is being traced, `None` if there is none.
-
-    A loop of `keras.layers.RNN` with `unroll=True` is one of Python.
-
-    Args:
-        outer: a frame of Python's stack; what is around it is not looked at.
-    """
+    """Returns the loop or condition that is traced in `outer`, a frame of the stack, or `None`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not outer:
         code = frame.f_code

@@ -106,12 +106,7 @@ class TrainingFolder:
         return int(log.loc[log[self.monitor].idxmax(), "epoch"])
 
     def resume(self):
-        """Restores the folder to the state of its newest checkpoint.
-
-        Returns:
-            The network (`None` if there is no checkpoint), the number of epochs completed, and
-            their log.
-        """
+        """Restores the newest checkpoint: its network or `None`, the epochs done, their log."""
         newest = self.newest()
         for folder in filter(pathlib.Path.is_dir, (self.path, self.checkpoints)):
             remove_unfinished(folder)
@@ -203,11 +198,7 @@ def _random_state_in(path):
 
 
 def opened(path, remedy=REMEDY):
-    """Returns the network in a run's `.keras` file, with the states of its random generators.
-
-    Raises:
-        ValueError: if the file is damaged, leads to other files, or unpacks to many times its size.
-    """
+    """Returns the network in a run's `.keras` file, with the states of its random generators."""
     check_file(path)
     # An error of a file that exists but cannot be read.
     path.open("rb").close()

@@ -49,10 +49,7 @@ def groups_given(groups, first_block):
 
 
 def _of_chain(chain, first_block):
-    """Returns the groups of a chain: blocks of a stage with weights of the same roles and shapes.
-
-    Each kind is counted from 0: attention and MLP may alternate.
-    """
+    """Returns the groups of a chain, each kind of block counted from 0: kinds may alternate."""
     # Only those who have a chain have imported this.
     change = sys.modules["tfresidual.routing.chain"].change_of(chain, reads_loss=False)
     if change is not None:

@@ -260,10 +260,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
         self.inner.apply(self._mixed(grads, trainable_variables), trainable_variables)
 
     def _mixed(self, grads, variables):
-        """Returns the gradients after mixing those of coupled weights.
-
-        A weight without a gradient counts as zero, and so does one that is not among the variables.
-        """
+        """Returns the gradients after mixing; a missing one of coupled weights counts as zero."""
         place_of = {self._get_variable_index(v): place for place, v in enumerate(variables)}
         mixed = list(grads)
         for mixture in self._mixtures:
