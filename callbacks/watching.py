@@ -13,10 +13,5 @@ if TYPE_CHECKING:
 
 
 def watching(data: Images, epsilon: float) -> list[ProbeCallback]:
-    """Returns the callbacks whose numbers are logged during the training of a study.
-
-    Args:
-        data: a few validation images.
-        epsilon: mean scaled perturbation of the stopping rule.
-    """
+    """Returns the callbacks whose numbers are logged during the training of a study."""
     return [BlockMetrics(data), Perturbation(data, epsilon=epsilon), Readout(data)]

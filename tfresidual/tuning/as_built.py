@@ -38,13 +38,12 @@ STEP = 1e-3
 def distances_as_built(network: keras.Model, data: Images, chain: Chain | None = None) -> Frame:
     """Measures the computational distances of a network with the weights that it has.
 
-    Moving statistics are set to those of the images, the means over the batches of one pass in
-    training mode: as built, the statistics of a network are not those of any images. The network is
-    left as it was.
+    Moving statistics are set to those of the images for this, since those of a network as built are
+    not those of any images. The network is left as it was.
 
     Args:
         network: a built `keras.Model`, usually one that is not trained.
-        data: images, see `tfresidual.probes.computational_distance`.
+        data: images, see `tfresidual.types.Images`.
         chain: its `tfresidual.routing.Chain`; by default `tfresidual.chain(network)`.
 
     Returns:
@@ -62,9 +61,8 @@ def distances_as_built(network: keras.Model, data: Images, chain: Chain | None =
 def set_statistics(network: keras.Model, data: Images, chain: Chain | None = None) -> None:
     """Sets the moving statistics of a network to the means over the batches of some images.
 
-    A layer that is applied several times has the mean over its applications. Statistics of layers
-    without an attribute `momentum` are those that the layer itself leaves after the pass. Nothing
-    else changes: random numbers that the pass draws leave the seeds as they were.
+    A layer that is applied several times has the mean over its applications. Layers without an
+    attribute `momentum` keep what the pass leaves. Nothing else changes, nor do the seeds.
     """
     if not any(weight.name in STATISTICS for weight in network.weights):
         return
