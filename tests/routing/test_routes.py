@@ -7,12 +7,12 @@ import itertools
 
 import numpy as np
 import pytest
-from keras import ops
+from reference.plane import chain_of
 from reference.random_network import LAYOUTS, random_batch, random_network
 from refusals import refused
 
 import tfresidual as tfr
-from tfresidual.routing import Block, Chain, Route, Stage, evaluate, plan_of
+from tfresidual.routing import Block, Route, evaluate, plan_of
 from tfresidual.routing.routes import (
     Application,
     drop,
@@ -43,16 +43,8 @@ def projecting():
 
 def plane_chain(*keeps_shape):
     """One stage in the plane whose blocks add 1, and say so of their shape."""
-    blocks = tuple(
-        Block(1, index, keeps, lambda h: h + 1) for index, keeps in enumerate(keeps_shape)
-    )
-    return Chain(
-        name="plane",
-        stem=lambda images: images,
-        stages=(Stage(1, blocks),),
-        head=lambda state: ops.reshape(state, (-1, 2)),
-        loss=lambda labels, outputs: ops.sum(outputs, axis=-1),
-        input_shape=(1, 1, 2),
+    return chain_of(
+        *(Block(1, index, keeps, lambda h: h + 1) for index, keeps in enumerate(keeps_shape))
     )
 
 
