@@ -109,18 +109,14 @@ class StepTable:
         with written(self.path) as beside, beside.open("wb") as file:
             if self._size:
                 with self.path.open("rb") as old:
-                    _copy(old, file, self._size)
+                    shutil.copyfileobj(old, file, 1 << 20)
+                file.seek(self._size)
+                file.truncate()
             else:
                 file.write(HEADER)
             frame.to_csv(file, columns=COLUMNS, index=False, header=False, lineterminator="\n")
             size = file.tell()
         self._size = size
-
-
-def _copy(source, target, size):
-    shutil.copyfileobj(source, target, 1 << 20)
-    target.seek(size)
-    target.truncate()
 
 
 class StepEvents:

@@ -28,7 +28,6 @@ import tensorflow as tf
 import tfresidual as tfr
 import tfresidual_cli
 from tfresidual import callbacks, datasets, export, layers, networks, probes, training, tuning
-from tfresidual.callbacks.watching import watching
 from tfresidual.jobs.settings import Settings
 from tfresidual.jobs.training import train
 from tfresidual.routing import evaluate, routes
@@ -55,7 +54,13 @@ class Stop(keras.callbacks.Callback):
 
 
 def watched_and_stopped(images):
-    return [*watching(images["validation"], epsilon=0.1), Stop()]
+    data = images["validation"]
+    return [
+        callbacks.BlockMetrics(data),
+        callbacks.Perturbation(data, epsilon=0.1),
+        callbacks.Readout(data),
+        Stop(),
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,6 @@ from tfresidual.routing.routes import (
 
 pytestmark = pytest.mark.eager
 
-OTHER_LAYOUTS = [name for name in LAYOUTS if name != "bn_after_addition"]
-
 
 @pytest.fixture(scope="module")
 def chain():
@@ -310,26 +308,6 @@ def test_routes_through_a_followed_chain():
     expected = values_of(chain, [drop(chain, (2, 1), (2, 2)), by_hand], batch)
     for values, others in zip(measured, expected, strict=True):
         np.testing.assert_array_equal(values, others)
-
-
-@pytest.mark.parametrize(
-    ("layout", "dtype"),
-    [
-        ("bn_after_addition", "float32"),
-        ("full_preactivation", "mixed_bfloat16"),
-        *(pytest.param(name, "float32", marks=pytest.mark.nightly) for name in OTHER_LAYOUTS),
-    ],
-)
-def test_branches_are_scaled_in_a_followed_chain_as_in_its_own(layout, dtype):
-    # `original` and `bn_after_addition` do something after the addition, so that a block's
-    # branch is not all of F, and only the unit itself can scale it.
-    net = random_network(layout=layout, dtype=dtype, widths=(4,))
-    chain, batch = tfr.chain(net), random_batch(net)
-    followed = follow(chain, unperturbed(chain))
-    measured, *_ = values_of(followed, [repeat_last_block(followed, 1, 2, 0.5)], batch)
-    expected, *_ = values_of(chain, [repeat_last_block(chain, 1, 2, 0.5)], batch)
-    tolerance = {"rtol": 1e-5, "atol": 1e-7} if dtype == "float32" else {"atol": 0.05}
-    np.testing.assert_allclose(measured, expected, **tolerance)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

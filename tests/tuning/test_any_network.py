@@ -503,17 +503,6 @@ def test_two_standard_errors(after, moved):
 
 
 @pytest.mark.system
-def test_training_that_changes_nothing_has_not_moved_it(tmp_path):
-    tuner = searched(tmp_path, lambda blocks: dense(blocks, 0.0), (1, 1), max_trials=1)
-    trace = tuner.trace()
-    assert trace["moved"].tolist() == [False, False]
-    np.testing.assert_array_equal(
-        trace["mean_scaled_perturbation"], trace["mean_scaled_perturbation_as_built"]
-    )
-    assert tuner.outcome().moved in (None, (False, False))
-
-
-@pytest.mark.system
 def test_several_executions(tmp_path):
     """The standard error is that over the trainings, if it is larger than that over images."""
     tuner = searched(tmp_path, dense, (1, 1), max_trials=1, executions_per_trial=2)
@@ -570,26 +559,6 @@ def test_the_error_of_guessing(name):
     first = chance.error_of_guessing(data, metric, steps=1)
     assert first == chance.error_of_guessing((images[:2], labels[:2]), metric)
     assert chance.error_of_guessing((images, {"a": labels}), metric) == {}
-
-
-@pytest.mark.system
-def test_a_network_no_better_than_chance_is_no_result(tmp_path, capsys):
-    rng = np.random.default_rng(5)
-    noise = [(rng.normal(size=(n, 8, 8, 3)), rng.integers(0, 3, n)) for n in (48, 48)]
-    tuner = tuner_in(tmp_path, dense, (1, 1), epsilon=100.0)
-    search(tuner, *noise, epochs=1)
-    outcome, trace = tuner.outcome(), tuner.trace()
-    assert (outcome.status, outcome.blocks) == ("no better than chance", (1, 1))
-    assert outcome.is_better_than_chance is False
-    assert outcome.error == trace["error"][0]
-    assert outcome.chance_error == trace["chance_error"][0]
-    assert "found" not in outcome.message
-    assert f"1 1 blocks (error {outcome.error:.1%}, chance {outcome.chance_error:.1%})" in (
-        outcome.message
-    )
-    assert not trace["found"].any()
-    tuner.results_summary()
-    assert "no better than chance" in capsys.readouterr().out
 
 
 @pytest.mark.system

@@ -221,6 +221,8 @@ class TestFinished:
         met = trace.groupby("trial")["meets_rule"].all()
         assert sum(outcome.blocks) == trace.groupby("trial")["blocks"].sum()[met].min()
         assert outcome.error == found["error"].iloc[0]
+        assert outcome.chance_error == found["chance_error"].iloc[0]
+        assert outcome.is_better_than_chance is False
         error = f"error {outcome.error:.1%}, chance {outcome.chance_error:.1%}"
         depths = f"{outcome.blocks[0]} {outcome.blocks[1]} blocks"
         assert outcome.message.startswith(f"{depths} ({error}): every stage")

@@ -165,7 +165,7 @@ def compared_with_built(
     for row in frame[frame["stage"] != ALL_STAGES].to_dict("records"):
         stage = int(row["stage"])
         changes = (trained[stage] - of_built[stage]).dropna()
-        numbers = {AS_BUILT: float(row[MEAN]), CHANGE_ERROR: _standard_error(changes)}
+        numbers = {AS_BUILT: float(row[MEAN]), CHANGE_ERROR: standard_error(changes)}
         if all(map(math.isfinite, numbers.values())):
             found[stage] = numbers
     return found
@@ -179,7 +179,8 @@ def _means_of_images(chain, data):
     return {stage: part.droplevel("stage") for stage, part in means.groupby("stage")}
 
 
-def _standard_error(values):
+def standard_error(values):
+    """Returns the standard error of a mean of several values."""
     count = len(values)
     return float(np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else math.nan
 

@@ -438,10 +438,13 @@ class DepthOracle(PlacedOracle):
                 # run once more.
                 self._left_by[trial.trial_id] -= 1
                 return
-            trial.message = trial.message or self._message_of_worker(trial)
+            path = self._folder_of(trial) / FAILURE_FILE
+            if not trial.message:
+                trial.message = path.read_text(errors="replace") if path.exists() else None
         if trial.trial_id in self.waiting:
             self.waiting.remove(trial.trial_id)
-        if self.end_order and not self._knows(trial.hyperparameters):
+        known = {parameter.name for parameter in self.hyperparameters.space}
+        if self.end_order and any(p.name not in known for p in trial.hyperparameters.space):
             self.ongoing_trials.clear()
             self._fail(
                 "Hyperparameters other than the depths must not depend on them, and must be "
@@ -468,14 +471,6 @@ class DepthOracle(PlacedOracle):
         self._tell_end(own)
         self._release(own.trial_id)
         self._check_failures(own)
-
-    def _message_of_worker(self, trial):
-        path = self._folder_of(trial) / FAILURE_FILE
-        return path.read_text(errors="replace") if path.exists() else None
-
-    def _knows(self, hyperparameters):
-        known = {parameter.name for parameter in self.hyperparameters.space}
-        return {parameter.name for parameter in hyperparameters.space} <= known
 
     def _check_failures(self, trial):
         """Ends the search after too many failures in a row."""

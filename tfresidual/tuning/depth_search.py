@@ -35,7 +35,14 @@ from tfresidual.routing.chain import Chain
 from tfresidual.routing.images import check_images
 from tfresidual.settings import EPSILON
 from tfresidual.tuning import fingerprint
-from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, MEAN, compared_with_built, values_of
+from tfresidual.tuning.as_built import (
+    AS_BUILT,
+    CHANGE_ERROR,
+    MEAN,
+    compared_with_built,
+    standard_error,
+    values_of,
+)
 from tfresidual.tuning.chance import ERROR_SE, class_of_metric, error_of_guessing
 from tfresidual.tuning.depth_oracle import (
     KEPT_DISTANCE,
@@ -815,16 +822,11 @@ def _averaged(results):
         if value == AS_BUILT:
             changes = [result[f"{stage}/{MEAN}"] - result[name] for result in results]
             error = f"{stage}/{CHANGE_ERROR}"
-            averaged[error] = max(averaged[error], _over_seeds(changes))
+            averaged[error] = max(averaged[error], standard_error(changes))
     if ERROR_SE in averaged:
-        of_seeds = _over_seeds([result["error"] for result in results])
+        of_seeds = standard_error([result["error"] for result in results])
         averaged[ERROR_SE] = max(averaged[ERROR_SE], of_seeds)
     return averaged
-
-
-def _over_seeds(values):
-    """Returns the standard error of the mean of several trainings."""
-    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def _worst(measured):
