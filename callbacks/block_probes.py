@@ -31,9 +31,8 @@ __all__ = [
 class Attribution(ProbeCallback):
     """Runs `tfresidual.probes.attribution` during `fit`.
 
-    Publishes `"stage1/block0/attribution"`, the part of the label's logit (or of `target`), for
-    every block that has one of its own: those of the end of the network that have the identity as
-    their shortcut. The parts of the first state and of the head are not published.
+    Publishes `"stage1/block0/attribution"`, the part of the label's logit (or of `target`), for the
+    last blocks of the network that have the identity as their shortcut.
 
     Example:
 
@@ -44,8 +43,6 @@ class Attribution(ProbeCallback):
         data: see `ProbeCallback`, as for `every` and `on_error`.
         target: which logit, or the difference of which two, see the probe.
         freeze_normalization: whether the statistics of normalizations in the head are held fixed.
-        every: see there.
-        on_error: see there.
     """
 
     runs = "attribution"
@@ -72,12 +69,11 @@ class BlockMetrics(ProbeCallback):
     """Runs `tfresidual.probes.block_metrics` during `fit`; arguments as in `ProbeCallback`.
 
     Publishes `"stage1/block0/cosine_loss"`, `".../l2_ratio"` and `".../gradient_norm"` for every
-    block, and `".../readout_cosine_loss"` for the blocks of the last stage. For a block that
-    changes the shape of the state, only the gradient norm is defined and published. `Perturbation`
-    publishes the other metrics of that probe.
+    block, and `".../readout_cosine_loss"` for the blocks of the last stage. A block that changes
+    the shape of the state has the gradient norm alone. `Perturbation` publishes the other metrics.
 
-    The gradient is that of the loss of `compile` of each image alone. Losses that layers add
-    (activity regularizers, `add_loss`) are not part of it, unlike in `StepMetrics`.
+    The gradient is that of the loss of `compile` of each image alone, without losses that layers
+    add.
 
     Example:
 
@@ -102,8 +98,7 @@ class DropBlocks(ProbeCallback):
     """Runs `tfresidual.probes.drop_blocks` during `fit`.
 
     Publishes `"stage1/block0/drop_error"`, `".../drop_cross_entropy"` and `".../drop_agreement"`
-    (agreement with the predictions of the whole network) for every block that keeps the shape of
-    the state.
+    (with the predictions of the whole network) for every block that keeps the shape of the state.
 
     Example:
 
@@ -112,11 +107,9 @@ class DropBlocks(ProbeCallback):
 
     Args:
         data: see `ProbeCallback`, as for `every` and `on_error`.
-        fill: what takes the place of what a block adds, see the probe.
-        keep_norm: whether what follows the addition in a block stays, see there.
+        fill: what replaces the branch of a block, see the probe.
+        keep_norm: whether what follows the addition in a block stays, see the probe.
         seed: int, with `fill="resample"`.
-        every: see there.
-        on_error: see there.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 3; Veit et al. 2016.
@@ -156,8 +149,6 @@ class Lens(ProbeCallback):
     Args:
         data: see `ProbeCallback`, as for `every` and `on_error`.
         normalize: whose statistics the normalizations in the head use, see the probe.
-        every: see there.
-        on_error: see there.
     """
 
     runs = "lens"

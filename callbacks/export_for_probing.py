@@ -30,13 +30,12 @@ if TYPE_CHECKING:
 class ExportForProbing(GoesOn, keras.callbacks.Callback):
     """Exports the network at chosen epochs of `fit`, see `tfresidual.export`.
 
-    Writes `folder/epoch0001`, `folder/epoch0002` and so on. Epochs are counted from 1, as on the
-    progress bar; 0 is the network before the first epoch. Each export is either complete or does
-    not exist. `tfresidual probe folder` probes the series and draws the results over the epochs;
-    `tfresidual.chain("folder/epoch0001")` opens one export.
+    Writes `folder/epoch0001`, `folder/epoch0002` and so on, each complete or not at all. Epochs are
+    counted from 1, as on the progress bar; 0 is the network before training. `tfresidual probe
+    folder` draws results over the epochs; `tfresidual.chain("folder/epoch0001")` opens one export.
 
-    The functions of the network are compiled once, before training, and written with the weights of
-    each epoch. Only one training run at a time can write to a folder.
+    The functions of the network are compiled once, before training. Only one training run at a time
+    can write to a folder.
 
     Example:
 
@@ -45,15 +44,15 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
     >>> frame = probes.readout(tfresidual.chain("runs/series/epoch0005"), test)
 
     Args:
-        folder: the directory to write to; it is created if it does not exist. TensorFlow cannot
-            open a path with `[` or `\\`, which are parts of a pattern to it.
+        folder: the directory to write to, created if need be. TensorFlow cannot open a path with
+            `[` or a backslash, which are parts of a pattern to it.
         every: int, the network is exported once every `every` epochs.
-        epochs: ints, the epochs to export instead of `every`; 0 is the network before training. At
-            least one of them must be an epoch of the training run. When training is resumed,
-            earlier epochs count towards this, although they are not exported again.
+        epochs: ints, the epochs to export instead of `every`, at least one of them an epoch of the
+            training. When training is resumed, earlier epochs count too, but are not exported
+            again.
         overwrite: whether existing exports of the same epochs are replaced.
         on_error: what happens if an export fails after training has begun: `"warn"`, a warning, and
-            training continues without it, or `"raise"`, the error, which ends the training.
+            training continues without it, or `"raise"`, the error.
 
     Raises:
         ValueError: if an argument cannot be used, or both `every` and `epochs` are given; when

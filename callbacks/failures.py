@@ -19,10 +19,7 @@ NUMBER = r"\b(?:nan|inf)\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 
 
 class GoesOn:
-    """A base class of callbacks whose failures do not end the training.
-
-    What fails for good is an error when training begins. What fails later, such as a full disk, is
-    a warning, and training continues, unless `on_error` is `"raise"`.
+    """A base class of callbacks whose failures do not end the training, unless `on_error` says so.
 
     Attributes:
         on_error: `"warn"` or `"raise"`.

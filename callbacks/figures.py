@@ -33,11 +33,10 @@ _PROBE_OF = {figure.name: probe.name for probe in PROBES.values() for figure in 
 class Figures(GoesOn, keras.callbacks.Callback):
     """Draws what probes measured, and writes the figures for TensorBoard's tab of images.
 
-    The figures are those of the report (`tfresidual.registry`), drawn at the end of the epochs in
-    which the probes run. Each is written as `"PROBE/FIGURE"`, such as
-    `"block_metrics/cosine_loss"`, with the epoch (from 0) as its step, so that TensorBoard's slider
-    goes through the epochs. A figure that cannot be drawn, for example because the training
-    diverged, is left out with a warning.
+    The figures are those of the report, drawn in the epochs in which the probes run and written as
+    `"PROBE/FIGURE"`, such as `"block_metrics/cosine_loss"`, with the epoch (from 0) as the step. A
+    figure that cannot be drawn, for example because the training diverged, is left out with a
+    warning.
 
     Example:
 
@@ -46,8 +45,8 @@ class Figures(GoesOn, keras.callbacks.Callback):
     >>> history = net.fit(train, callbacks=[probe, figures], verbose=0)
 
     Args:
-        probes: a callback that runs a probe, or a list of them. They must come before this one in
-            the list of callbacks.
+        probes: a callback that runs a probe, or a list of them, which come before this one in
+            `fit`.
         log_dir: the folder to write, such as `"logs/figures"` beside the `"logs/train"` of
             `keras.callbacks.TensorBoard`.
         every: int, figures are drawn once every `every` epochs, if the probes run in them.

@@ -14,13 +14,9 @@ LOGGERS = (
 
 
 def warn_of_earlier(callback, kind, keys):
-    """Warns about callbacks that read the logs before `callback` publishes in them.
+    """Warns about callbacks that read the logs before `callback` publishes `keys` in them.
 
-    Args:
-        callback: a `keras.callbacks.Callback` that publishes in the logs, in one of its methods.
-        kind: the class of callbacks that publish. If several of them follow a logger, only the
-            first one warns.
-        keys: the keys that the callback publishes.
+    Of several callbacks of the class `kind` that follow a logger, only the first one warns.
     """
     name, before = type(callback).__name__, callbacks_before(callback)
     publishers = [place for place, earlier in enumerate(before) if isinstance(earlier, kind)]
@@ -42,9 +38,7 @@ def warn_of_earlier(callback, kind, keys):
 def callbacks_before(callback):
     """Returns the callbacks that come before `callback` in the list passed to `fit`.
 
-    Keras gives a callback no access to the others, but a method of their
-    `keras.callbacks.CallbackList` calls those of the callback that asks. Without one, there are
-    none.
+    Keras gives a callback no access to the others, but a method of their `CallbackList` calls it.
     """
     frame = inspect.currentframe()
     while frame is not None:

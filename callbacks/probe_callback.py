@@ -72,15 +72,11 @@ def use_blocks(
 
     Args:
         model: the `keras.Model` that is trained.
-        blocks: see `tfresidual.chain`, as for the other arguments.
-        open: see there.
-        inputs: see there.
-        padding: see there.
-        output: see there.
+        blocks: see `tfresidual.chain`, as for `open`, `inputs`, `padding` and `output`.
 
     Raises:
-        ValueError: if `model` is not a `keras.Model`. What cannot be used otherwise is an error
-            when training begins.
+        ValueError: if `model` is not a `keras.Model`. Other arguments are checked when training
+            begins.
     """
     if not isinstance(model, keras.Model):
         raise ArgumentError(
@@ -96,8 +92,7 @@ def use_blocks(
 def chain_in_training(model):
     """Returns the chain of a model, the same one for all callbacks of its training.
 
-    It is made again when the model was compiled again, or changed but for the values of its
-    weights.
+    It is made again when the model was compiled again, or changed in more than its weights.
     """
     # Keras makes the tracker in every `compile`.
     probed, state = _probed(model), (getattr(model, "_loss_tracker", None), settings_of([model]))
@@ -121,13 +116,13 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
     """Runs a probe at the end of some epochs of `fit` and publishes its numbers in `logs`.
 
     Every key exists from the first epoch on, with NaN where nothing was measured. Callbacks that
-    read the logs (`CSVLogger`, `TensorBoard`, `EarlyStopping`) must come after this one in the list
-    of callbacks; if one comes before it, a warning is issued when training begins.
+    read the logs (`CSVLogger`, `TensorBoard`, `EarlyStopping`) must come after this one; otherwise
+    a warning is issued when training begins.
 
-    Everything is tried when training begins: the first batch of every split is read and must fit
-    the network, and the probe runs on its first images. What fails then is an error. (If the first
-    training batch builds the network, this follows after that batch.) What fails later, because of
-    a full disk or data that changed, is a warning: the keys are NaN, and training continues.
+    When training begins (or after the first batch, if that builds the network), the first batch of
+    every split is read and must fit the network, and the probe runs on its first images. What fails
+    then is an error. What fails later, because of a full disk or data that changed, is a warning:
+    the keys are NaN, and training continues.
 
     Reading the first batch counts as an iteration over the data, or as two if the data comes from a
     Python function: such data must begin with the same batch each time. This changes the order of a
@@ -136,8 +131,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
     made from a generator is infinite, the first probe never ends.
 
     The network is probed in inference mode and is not changed, except by layers that assign to
-    variables of their own in `predict`, too. The callback can be deep-copied and reused for several
-    training runs.
+    variables of their own in `predict`, too. The callback can be deep-copied and reused.
 
     Args:
         data: images and labels, see `tfresidual.types.Data`; if they are a dict by split name,
@@ -147,8 +141,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
             each cause and NaN for the keys, or `"raise"`, the error, which ends the training.
 
     Attributes:
-        frames: the frames that the probe returned at the end of the last epoch, by name; empty if
-            it did not run then.
+        frames: the frames of the last epoch by name; empty if the probe did not run then.
 
     Raises:
         ValueError: if an argument cannot be used, or `data` is known to be infinite; when training

@@ -43,9 +43,9 @@ class Borderline(ProbeCallback):
     """Runs `tfresidual.probes.borderline` on the last blocks during `fit`.
 
     Publishes `"stage3/block2/borderline_accuracy"`, `".../borderline_cross_entropy"`,
-    `".../borderline_entropy"` and `".../borderline_images"` (the number of images in the group) for
-    each of the last blocks, and the same for the groups `correct` and `all`. With groups of the
-    next block, the first of these blocks has no keys, and the others have five more for each group:
+    `".../borderline_entropy"` and `".../borderline_images"` (the size of the group) for each of the
+    last blocks, and the same for the groups `correct` and `all`. With groups of the next block, the
+    first of these blocks has no keys, and the others have five more for each group:
     `"stage3/block2/borderline_put_right"` and so on, see the probe. All but the number of images
     are NaN for an empty group.
 
@@ -56,13 +56,10 @@ class Borderline(ProbeCallback):
 
     Args:
         data: see `ProbeCallback`, as for `every` and `on_error`.
-        every: see there.
         blocks: int, the number of last blocks to read out; in a shorter stage, all of its blocks.
-        probability: float over 0, up to 1: an image is borderline if its prediction changes to or
-            from the right class when less than this much probability moves between classes.
+        probability: float over 0, up to 1, which defines borderline images, see the probe.
         groups: `"fixed"` for groups that are determined after the first of the last blocks, `"next
             block"` for groups that are determined before each of the others.
-        on_error: see there.
 
     Raises:
         ValueError: if an argument cannot be used; when training begins, if the network has no next
@@ -129,10 +126,10 @@ class ConvergenceIndices(ProbeCallback):
     """Runs `tfresidual.probes.convergence_indices` during `fit`.
 
     Publishes `"stage1/convergence_index"`, `"stage1/recurrence_index"` and
-    `"stage1/divergence_index"` for every stage, and their means over the stages as
-    `"convergence_index"` and so on. `"stage1/agreement_convergence_index"` and so on are the same
-    indices for agreement with the whole network instead of the error on the labels. All are NaN
-    while the error of the network is at chance or above.
+    `"stage1/divergence_index"` for every stage, and their means as `"convergence_index"` and so on;
+    also `"stage1/agreement_convergence_index"` and so on, for agreement with the whole network
+    instead of the error on the labels. All are NaN while the error of the network is at chance or
+    above.
 
     Example:
 
@@ -141,11 +138,9 @@ class ConvergenceIndices(ProbeCallback):
 
     Args:
         data: see `ProbeCallback`, as for `every` and `on_error`.
-        every: see there.
         times: int, the largest number of extra applications of a stage's last block.
         chance: the error of guessing, see the probe.
-        reading: what the convergence index is of the read-outs, see there.
-        on_error: see above.
+        reading: what the convergence index is of the read-outs, see the probe.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section 3.3.
@@ -204,12 +199,11 @@ def _key(basis, name, stage, split):
 class Perturbation(ProbeCallback):
     """Runs `tfresidual.probes.perturbation` during `fit`, and applies the stopping rule.
 
-    For every block that keeps the shape of the state, publishes `"stage1/block0/perturbation"` and
-    `".../scaled_perturbation"`. For every stage, publishes `"stage1/distance"`,
-    `".../scaled_distance"`, `".../mean_perturbation"`, `".../mean_scaled_perturbation"` and
-    `".../depth"`. The depth is the number of blocks at which the mean scaled perturbation falls to
-    epsilon if the distance stays the same (`tfresidual.tuning.depth_for`). It is NaN if the
-    distance is not finite, or if no block of the stage keeps the shape of the state.
+    Publishes `"stage1/block0/perturbation"` and `".../scaled_perturbation"` for every block that
+    keeps the shape of the state, and `"stage1/distance"`, `".../scaled_distance"`,
+    `".../mean_perturbation"`, `".../mean_scaled_perturbation"` and `".../depth"` for every stage.
+    The depth is `tfresidual.tuning.depth_for` of the scaled distance; NaN if that is not finite, or
+    if no block of the stage keeps the shape of the state.
 
     Example:
 
@@ -219,8 +213,6 @@ class Perturbation(ProbeCallback):
     Args:
         data: see `ProbeCallback`, as for `every` and `on_error`.
         epsilon: float over 0, the largest mean scaled perturbation allowed.
-        every: see there.
-        on_error: see there.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", fig. 2 to 7 and

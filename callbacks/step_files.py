@@ -26,13 +26,12 @@ HEADER_BESIDE = b"epoch,steps\n"
 class StepTable:
     """A CSV file with a row per measured step and block, which is complete at any time.
 
-    If not every step is measured, the rows do not tell how many steps an epoch had. A second file
-    beside it then has a row per epoch with the number of steps of the training up to its end.
+    If not every step is measured, a second file beside it has a row per epoch with the number of
+    steps of the training up to its end.
 
     Args:
         path: the file. Its folder is created.
-        epoch: int, the first epoch of this training. Rows of earlier epochs are kept, all others
-            are of a training that was interrupted, or of another one.
+        epoch: int, the first epoch of this training. Only rows of earlier epochs are kept.
         every: int, one step in so many is measured.
 
     Attributes:
@@ -110,18 +109,14 @@ class StepTable:
         with written(self.path) as beside, beside.open("wb") as file:
             if self._size:
                 with self.path.open("rb") as old:
-                    _copy(old, file, self._size)
+                    shutil.copyfileobj(old, file, 1 << 20)
+                file.seek(self._size)
+                file.truncate()
             else:
                 file.write(HEADER)
             frame.to_csv(file, columns=COLUMNS, index=False, header=False, lineterminator="\n")
             size = file.tell()
         self._size = size
-
-
-def _copy(source, target, size):
-    shutil.copyfileobj(source, target, 1 << 20)
-    target.seek(size)
-    target.truncate()
 
 
 class StepEvents:
@@ -150,7 +145,7 @@ class StepEvents:
 def metadata_of(plugin):
     """Returns the metadata of a summary for a plugin of TensorBoard, such as `"scalars"`.
 
-    `tf.summary.scalar` and `tf.summary.image` write the same, but need TensorBoard to be installed.
+    `tf.summary.scalar` and `tf.summary.image` write the same, but need TensorBoard.
     """
     metadata = tf.compat.v1.SummaryMetadata()
     metadata.plugin_data.plugin_name = plugin

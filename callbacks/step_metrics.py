@@ -49,12 +49,11 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
     """Measures the blocks in the training steps, which compute all states and gradients anyway.
 
     Publishes `"step/stage1/block0/cosine_loss"`, `".../l2_ratio"`, `".../gradient_norm"` and
-    `".../perturbation"` for every block, at the end of every epoch: means over the first images of
-    every batch of the epoch. The metrics are those of `tfresidual.probes.block_metrics`, as
-    training sees them. For a block that changes the shape of the state, only the gradient norm is
-    published. The training is the same, bit for bit, as without this callback.
+    `".../perturbation"` of `tfresidual.probes.block_metrics`, as training sees them, for every
+    block: means over the first images of every batch of the epoch. A block that changes the shape
+    of the state has the gradient norm alone. The training stays the same, bit for bit.
     docs/howto/step_metrics.md says how weights of images, added losses, resumed trainings and
-    frozen layers count.
+    frozen layers count, and which models cannot be measured.
 
     Example:
 
@@ -66,25 +65,19 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
     Args:
         images: int, how many images of every batch are measured, the first ones.
         every: int, one step in so many is measured, counted over the whole training.
-        csv: path of a file for the single steps, or `None`. It gets a row per measured step and
-            block, with the columns `epoch` (from 0), `step` (from 0, counted over the whole
-            training), `stage` (from 1), `block` (from 0) and the metrics, means over the images of
-            the step. Rows are added at the end of every epoch, all or none. In a training that
-            begins at a later epoch, the rows of earlier epochs are kept and all others replaced. If
-            `every` is more than 1, a second file, such as `steps.epochs.csv`, holds the number of
-            steps up to the end of each epoch.
-        tensorboard: path of a folder for the single steps as scalars of TensorBoard, such as
-            `"logs/steps"` beside the `"logs/train"` of `keras.callbacks.TensorBoard`, or `None`.
+        csv: path of a file for the single steps, or `None`. Its columns are `epoch` (from 0),
+            `step` (from 0, over the whole training), `stage` (from 1), `block` (from 0) and the
+            metrics, means over the images of the step. Rows are added at the end of every epoch,
+            all or none; a training that begins at a later epoch keeps those of earlier epochs
+            alone. If `every` is more than 1, a second file, such as `steps.epochs.csv`, holds the
+            number of steps up to the end of each epoch.
+        tensorboard: path of a folder for the single steps as scalars of TensorBoard, or `None`.
         on_error: what happens if a file cannot be written at the end of an epoch: `"warn"`, a
             warning for each cause, and training continues; or `"raise"`, an error.
 
     Raises:
-        ValueError: if an argument is invalid; when training begins, if the model is not functional
-            or not built, if its layers must be opened to see the blocks, or if it has a padding
-            mask; with a `train_step` or `compute_loss` of its own, several losses or loss weights,
-            or a loss that is not the mean or the sum of those of the images; compiled by XLA
-            (`jit_compile`); on several replicas; or with blocks that have both a Lipschitz bound
-            and an anchor.
+        ValueError: if an argument is invalid; when training begins, if the model cannot be
+            measured.
         OSError: when training begins, if `csv` or `tensorboard` cannot be written to.
 
     Reference:
@@ -225,10 +218,7 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
         self._is_measured = np.array([one.before is not None for one in placed])
 
     def _measure_again(self, batch):
-        """Measures on if Keras has made another training function since, before some batch.
-
-        That is how layers are frozen, or a model compiled again, in the middle of a training.
-        """
+        """Measures on if the training function was made anew, as when layers are frozen."""
         function = self.model.train_function
         if function is self._function or function is self._seen:
             return
@@ -342,12 +332,7 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
 
 
 def _kept(model):
-    """Returns what is kept of a model, and with it, from one `fit` to the next.
-
-    That is the number of training steps up to the end of every epoch, and the measured step with
-    its training function and what it was made for: it is reused, since tracing takes memory that is
-    never freed.
-    """
+    """Returns what is kept of a model from one `fit` to the next: step counts and a traced step."""
     kept = types.SimpleNamespace(done={}, key=None, step=None, function=None)
     # Not as an attribute that Keras would track.
     return vars(model).setdefault("_tfresidual_steps", kept)
@@ -381,8 +366,8 @@ def _measuring(model, fits, chain, placed, images, every):
 class _Replaced:
     """Makes a model train with another function, from `begin` until `undo`.
 
-    An interrupted `fit` does not call `on_train_end`; the next one then finds out by itself, from
-    the histories (`fits`) that the model has had in this `fit` and those that callbacks called.
+    An interrupted `fit` does not call `on_train_end`; the next one is recognized by its history,
+    which is none of `fits`, those of this `fit` and of those that callbacks called.
     """
 
     def __init__(self, model, fits):

@@ -1,11 +1,10 @@
 """A training step that also measures the blocks, from its own states and gradients.
 
-At the beginning and at the end of every block, the state passes a function that returns it
-unchanged. The first of them, whose gradient function receives the gradient of the loss with respect
-to the state, needs the state at the other end too, which does not exist yet when it is called. It
-therefore returns the states of the first images a second time; the function at the other end takes
-them, and returns its own states as their "gradient". So everything arrives where the gradient does,
-in the order of the backward pass, and nothing is computed twice.
+At both ends of every block, the state passes a function that returns it unchanged. The gradient
+function of the first receives the gradient of the loss at the state, but needs the state at the
+other end too, which does not exist yet. The first function therefore returns the states of the
+first images once more; the function at the other end takes them, and returns its own states as
+their "gradient". So everything arrives in the backward pass, and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ class MeasuredStep:
         model: the compiled `keras.Model`.
         loss: its loss per image, see `tfresidual.routing.Chain`.
         blocks: its blocks, as `tfresidual.sources.places.places_of` returns them.
-        images: int, how many images of every batch are measured, the first ones.
-        every: int, every so many steps are measured.
+        images: int, see `StepMetrics`, as for `every`.
     """
 
     def __init__(
@@ -185,9 +183,9 @@ class MeasuredStep:
         """Returns the steps measured since the last reading, and forgets them.
 
         Returns:
-            A list of `(step, values)`: `step` is the number of steps of the training before this
-            one, `values` is an array `(blocks, metrics + 1)` of the means over the images and,
-            last, of the number of images. It is NaN where nothing was measured.
+            A list of `(step, values)`: the number of the step, from 0, and an array `(blocks,
+            metrics + 1)` of means over the images and, last, what the images weigh; NaN where
+            nothing was measured.
         """
         values, steps = self._values.numpy(), self.done
         since, self._read = self._read, steps
@@ -227,11 +225,7 @@ def _numbers_per_image(loss, labels, model):
 
 
 def _shares(weights, size, reduction, numbers):
-    """Returns by what a step multiplies the loss of each image, and what images weigh, `(images,)`.
-
-    If positions have weights, the loss of an image is the weighted mean over them, and the image
-    weighs as much as the highest of them. Where a weight is negative, both are NaN.
-    """
+    """Returns the factors of the losses of the images in a step, and their weights, `(images,)`."""
     given = [one for one in keras.tree.flatten(weights) if one is not None]
     if len(given) > 1:
         raise ArgumentError(
@@ -282,20 +276,7 @@ def reduction_of(model):
 
 @functools.partial(tf.function, autograph=False, reduce_retracing=True)
 def _begin_block(state, values, row, index, weights, factors, images, keeps_shape, is_always):
-    """Returns a state, and the part of it that is measured, for `_end_block`.
-
-    Args:
-        state: `(batch, ...)`.
-        values: the handle of the variable that takes the metrics.
-        row: the row of the variable, or -1 if the step is not measured.
-        index: the column.
-        weights: what each of the first images weighs in the means.
-        factors: by what the gradients of the step are multiplied to be those of the images' own
-            losses.
-        images: int, the number of images that are measured.
-        keeps_shape: whether the block keeps the shape of the state.
-        is_always: whether `row` is never -1.
-    """
+    """Returns a state, and the part of it that is measured, for `_end_block`."""
 
     @tf.custom_gradient
     def passed(state):

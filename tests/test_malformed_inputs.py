@@ -23,8 +23,7 @@ import pytest
 from reference.random_network import sample
 
 import tfresidual_cli
-from tfresidual import export
-from tfresidual.callbacks.watching import watching
+from tfresidual import callbacks, export
 from tfresidual.jobs.settings import Settings
 from tfresidual.jobs.training import train
 
@@ -45,6 +44,16 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+def watched_and_stopped(images):
+    data = images["validation"]
+    return [
+        callbacks.BlockMetrics(data),
+        callbacks.Perturbation(data, epsilon=0.1),
+        callbacks.Readout(data),
+        Stop(),
+    ]
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A folder with everything that commands can be pointed at."""
@@ -55,7 +64,7 @@ def home(tmp_path_factory):
             train(
                 "run",
                 settings,
-                callbacks=lambda images: [*watching(images["validation"], epsilon=0.1), Stop()],
+                callbacks=watched_and_stopped,
             )
         shutil.copytree("run", "done")
         train("done", settings)

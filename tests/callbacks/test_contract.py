@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from reference.random_network import random_batch, random_network
+from reference.unchanged import assert_same, unchanged
 from refusals import refused
 
 import tfresidual as tfr
@@ -267,8 +268,7 @@ def test_network_is_left_as_it_was(settings):
         kept = ("/vector_of_", "/known_weights")
         weights.append([w.numpy() for w in net.weights if not any(k in w.path for k in kept)])
     assert histories[0] == histories[1]
-    for plain, probed in zip(*weights, strict=True):
-        np.testing.assert_array_equal(plain, probed)
+    assert_same(*weights)
 
 
 @pytest.mark.system
@@ -401,17 +401,10 @@ def test_bad_arguments(kind):
                 kind(*given, **{name: value})
 
 
-def unchanged(net, callback, data, name):
-    before = net.get_weights()
-    with refused(name):
-        fit(net, [callback], data)
-    for old, new in zip(before, net.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
-
-
 def test_nothing_is_trained_where_a_probe_has_no_numbers():
     net = network(blocks=1, widths=(4,))
-    unchanged(net, callbacks.Lipschitz(), None, "chain")
+    with unchanged(net), refused("chain"):
+        fit(net, [callbacks.Lipschitz()])
     net = random_network(blocks=1, widths=(4,), classifier_activation=None)
     net.compile("sgd", "mse")
     data = random_batch(net)[0], np.zeros((3, 5))
@@ -419,6 +412,7 @@ def test_nothing_is_trained_where_a_probe_has_no_numbers():
         *(callbacks.Attribution, callbacks.Borderline, callbacks.ConvergenceIndices),
         *(callbacks.DropBlocks, callbacks.Lens, callbacks.Readout),
     ):
-        unchanged(net, kind(data), data, "chain")
+        with unchanged(net), refused("chain"):
+            fit(net, [kind(data)], data)
     history = fit(net, [callbacks.BlockMetrics(data)], data)
     assert np.isfinite(history["stage1/block0/cosine_loss"]).all()

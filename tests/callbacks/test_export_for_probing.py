@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from reference.unchanged import assert_same, unchanged
 from refusals import refused
 
 import tfresidual as tfr
@@ -124,12 +125,9 @@ def test_epochs_that_do_not_come(tmp_path, monkeypatch):
 
 def is_refused(model, callback, name, kind=ValueError, **kwargs):
     """A training that does not begin."""
-    before = model.get_weights()
-    with pytest.raises(kind, match=r"(?s)Received: ") as caught:
+    with unchanged(model), pytest.raises(kind, match=r"(?s)Received: ") as caught:
         fit(model, callback, **kwargs)
     assert f"`{name}`" in str(caught.value)
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
     return str(caught.value)
 
 
@@ -228,8 +226,7 @@ def test_training_is_left_as_it_was(tmp_path):
         model = network()
         fit(model, chosen, epochs=2)
         weights.append(model.get_weights())
-    for plain, exported in zip(*weights, strict=True):
-        np.testing.assert_array_equal(plain, exported)
+    assert_same(*weights)
 
 
 # What is there already
@@ -399,11 +396,8 @@ def test_a_network_that_cannot_be_traced_is_not_trained(tmp_path):
     inputs = keras.Input((4, 4, 1))
     model = keras.Model(inputs, inner(FailsInGraph()(inputs)))
     model.compile("sgd", "sparse_categorical_crossentropy")
-    before = model.get_weights()
-    with pytest.raises(RuntimeError, match="no graph of this"):
+    with unchanged(model), pytest.raises(RuntimeError, match="no graph of this"):
         fit(model, ExportForProbing(tmp_path, every=2), epochs=2)
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
     assert names_in(tmp_path) == []
 
 

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from reference.random_network import random_batch, random_network
+from reference.unchanged import unchanged
 from refusals import refused
 
 import tfresidual as tfr
@@ -87,12 +88,9 @@ def test_what_fails_for_good_is_refused_when_training_begins(net):
     outputs = layers.Dense(3)(keras.ops.stop_gradient(state))
     model = keras.Model(inputs, outputs)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    before = [weight.numpy() for weight in model.weights]
     data = np.zeros((4, 6), "float32"), np.zeros(4)
-    with refused("chain"):
+    with unchanged(model), refused("chain"):
         model.fit(*data, verbose=0, callbacks=[callbacks.BlockMetrics(data)])
-    for one, other in zip(before, model.weights, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 class Full(keras.callbacks.Callback):

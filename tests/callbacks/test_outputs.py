@@ -89,6 +89,25 @@ MODELS = {
 }
 
 
+def compiled(name, labels):
+    """A model, labels in its structure, and whether its second output is an early one."""
+    build, is_early = MODELS[name]
+    model = build()
+    model(X)
+    labels, losses, weights = (
+        parts if name == "list" else dict(zip("ab", parts, strict=True))
+        for parts in (labels, LOSSES, WEIGHTS)
+    )
+    model.compile(keras.optimizers.SGD(0.0), loss=losses, loss_weights=weights)
+    return model, labels, is_early
+
+
+def logged_norms(model, labels):
+    metrics = callbacks.BlockMetrics((X, labels))
+    history = model.fit(X, labels, verbose=0, callbacks=[metrics]).history
+    return [values[0] for key, values in history.items() if key.endswith("gradient_norm")]
+
+
 # The first always, two more in every submission.
 CASES = [("early output", 1), ("list", 0), ("subclassed", 0), ("subclassed", 1), ("list", 1),
          ("dict", 0), ("dict", 1), ("early output", 0)]  # fmt: skip
@@ -100,14 +119,7 @@ MARKS = [(), *[pytest.mark.system] * 2, *[pytest.mark.nightly] * 5]
     [pytest.param(*case, marks=marks) for case, marks in zip(CASES, MARKS, strict=True)],
 )
 def test_one_of_several_outputs(name, number, tmp_path):
-    build, is_early = MODELS[name]
-    model = build()
-    model(X)
-    labels, losses, weights = (
-        parts if name == "list" else dict(zip("ab", parts, strict=True))
-        for parts in ([CLASSES, VALUES], LOSSES, WEIGHTS)
-    )
-    model.compile(keras.optimizers.SGD(0.0), loss=losses, loss_weights=weights)
+    model, labels, is_early = compiled(name, [CLASSES, VALUES])
     options = {"output": number if name == "list" else "ab"[number]}
     options |= {"inputs": X} if name == "subclassed" else {}
     chain = tfr.chain(model, **options)
@@ -121,10 +133,7 @@ def test_one_of_several_outputs(name, number, tmp_path):
         found = probes.block_metrics(tfr.chain(source), data)["gradient_norm"]
         np.testing.assert_allclose(found, expected, rtol=1e-3)
     callbacks.use_blocks(model, **options)
-    metrics = callbacks.BlockMetrics((X, labels))
-    history = model.fit(X, labels, verbose=0, callbacks=[metrics]).history
-    logged = [values[0] for key, values in history.items() if key.endswith("gradient_norm")]
-    np.testing.assert_allclose(logged, expected, rtol=1e-3)
+    np.testing.assert_allclose(logged_norms(model, labels), expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("fill", ["mean", "resample"])
@@ -145,14 +154,7 @@ def test_probes_of_one_of_several_outputs(fill):
 
 @pytest.mark.parametrize("name", ["list", "dict", "early output", "subclassed"])
 def test_several_outputs_together(name):
-    build, is_early = MODELS[name]
-    model = build()
-    model(X)
-    pairs = [CLASSES[:, None], VALUES], LOSSES, WEIGHTS
-    labels, losses, weights = (
-        parts if name == "list" else dict(zip("ab", parts, strict=True)) for parts in pairs
-    )
-    model.compile(keras.optimizers.SGD(0.0), loss=losses, loss_weights=weights)
+    model, labels, is_early = compiled(name, [CLASSES[:, None], VALUES])
     options = {"output": [0, "b"] if name == "list" else ("a", "b")}
     options |= {"inputs": X} if name == "subclassed" else {}
     callbacks.use_blocks(model, **options)
@@ -160,10 +162,7 @@ def test_several_outputs_together(name):
     # After a state that an output reads, there is no state on which all depends.
     count = 1 if is_early else 2
     expected = [np.linalg.norm(both[0][n] + both[1][n], axis=1).mean() for n in range(count)]
-    metrics = callbacks.BlockMetrics((X, labels))
-    history = model.fit(X, labels, verbose=0, callbacks=[metrics]).history
-    logged = [values[0] for key, values in history.items() if key.endswith("gradient_norm")]
-    np.testing.assert_allclose(logged, expected, rtol=1e-3)
+    np.testing.assert_allclose(logged_norms(model, labels), expected, rtol=1e-3)
 
 
 def test_a_mixed_policy_keeps_the_logits_of_outputs_together():

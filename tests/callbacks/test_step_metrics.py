@@ -26,6 +26,7 @@ from reference.random_network import (
     randomise,
 )
 from reference.small_networks import functional_network, small_network
+from reference.unchanged import assert_same
 from refusals import refused
 
 from tfresidual import callbacks, probes, training
@@ -674,8 +675,7 @@ def test_layers_frozen_in_the_middle(tmp_path, batch, how, is_before, executed, 
         chosen = [freezes, steps] if is_before else [steps, freezes]
         history = fit(model := made(), data, chosen, epochs=3, batch=4)
     fit(other := made(), data, [Freezes(batch, how)], epochs=3, batch=4)
-    for one, another in zip(model.weights, other.weights, strict=True):
-        np.testing.assert_array_equal(one, another)
+    assert_same(model.get_weights(), other.get_weights())
     expected = [step for step in range(9) if step not in missing]
     assert sorted(set(pd.read_csv(path)["step"])) == expected
     if how == "force" and not missing:
@@ -775,8 +775,7 @@ def test_the_training_is_the_same_bit_for_bit(make):
     (expected, losses), *others = trained
     for states, other in others:
         assert other == losses
-        for one, state in zip(expected, states, strict=True):
-            np.testing.assert_array_equal(one, state)
+        assert_same(states, expected)
 
 
 @pytest.mark.eager

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 from reference.numpy_network import NumpyNetwork, weights_of
+from reference.plane import chain_of
 from reference.random_network import (
     CONSTRAINED_CASES,
     case_id,
@@ -20,7 +21,7 @@ from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import networks
-from tfresidual.routing import Block, Chain, Stage, evaluate
+from tfresidual.routing import Block, evaluate
 from tfresidual.routing.routes import follow, repeat_last_block, unperturbed
 
 pytestmark = pytest.mark.eager
@@ -240,14 +241,7 @@ def test_anchors_in_the_plane():
         return ops.stack([-h[..., 1], h[..., 0]], axis=-1) / 2
 
     block = Block(1, 0, True, lambda h, x: x + turn(h), takes_anchor=True)
-    chain = Chain(
-        name="turn",
-        stem=lambda images: ops.convert_to_tensor(images),
-        stages=(Stage(1, (block,)),),
-        head=lambda state: ops.reshape(state, (-1, 2)),
-        loss=lambda labels, outputs: ops.sum(outputs, axis=-1),
-        input_shape=(1, 1, 2),
-    )
+    chain = chain_of(block)
     image = np.array([4, 0], "float32").reshape(1, 1, 1, 2)
     routes = [repeat_last_block(chain, 1, times) for times in (1, 2, 60)]
     routes += [unperturbed(chain), repeat_last_block(chain, 1, 1, 0.5)]

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
+from reference.plane import plane_chain
 from reference.random_network import of_every_kind, random_batch, random_network
 from reference.route_values import TOLERANCE, every_route, expected_of
 from refusals import refused
 
 import tfresidual as tfr
-from tfresidual.routing import Block, Chain, Stage, evaluate
+from tfresidual.routing import evaluate
 from tfresidual.routing.routes import drop, readout, repeat_last_block, shuffle, swap, unperturbed
 
 pytestmark = pytest.mark.eager
@@ -179,23 +180,6 @@ def test_distances_begin_where_routes_leave_and_are_shared_before(of_three_stage
 # By hand
 
 
-def plane_chain(*changes, head=None, outputs="logits"):
-    """A chain in the plane: block t adds `changes[t](h)`, and the state at the end is returned."""
-    blocks = tuple(
-        Block(1, index, True, lambda h, change=change: h + change(h))
-        for index, change in enumerate(changes)
-    )
-    return Chain(
-        name="plane",
-        stem=lambda images: ops.convert_to_tensor(images),
-        stages=(Stage(1, blocks),),
-        head=head or (lambda state: ops.reshape(state, (-1, 2))),
-        loss=lambda labels, outputs: ops.sum(outputs, axis=-1),
-        input_shape=(1, 1, 2),
-        outputs=outputs,
-    )
-
-
 def at(*points, labels=None):
     images = np.array(points, "float32").reshape(-1, 1, 1, 2)
     return images, np.zeros(len(images), "int32") if labels is None else np.array(labels)
@@ -256,8 +240,10 @@ def grows(h):
 @pytest.mark.parametrize("outputs", ["logits", "label_logits", "probabilities"])
 def test_outputs_that_are_not_finite_are_wrong_and_agree_with_nothing(outputs):
     head = ops.softmax if outputs == "probabilities" else (lambda state: state)
-    chain = plane_chain(
-        doubles, grows, head=lambda h: head(ops.reshape(h, (-1, 2))), outputs=outputs
+    chain = dataclasses.replace(
+        plane_chain(doubles, grows),
+        head=lambda h: head(ops.reshape(h, (-1, 2))),
+        outputs=outputs,
     )
     routes = [unperturbed(chain), repeat_last_block(chain, 1, 1), repeat_last_block(chain, 1, 2)]
     labels = [[1, 0]] if outputs == "label_logits" else [0]
@@ -375,7 +361,7 @@ def counting_chain(blocks):
         state = ops.reshape(state, (-1, 2))
         return ops.zeros_like(state) + ops.cast(ops.shape(state)[0], "float32")
 
-    return plane_chain(*[doubles] * blocks, head=count)
+    return dataclasses.replace(plane_chain(*[doubles] * blocks), head=count)
 
 
 def sizes_at(chain, routes, images, **kwargs):

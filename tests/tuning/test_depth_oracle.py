@@ -100,6 +100,12 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
+def oracle(tmp_path):
+    """One that begins with a stage of four blocks."""
+    return quiet_oracle(tmp_path)
+
+
+@pytest.fixture
 def served(monkeypatch):
     """This process is a chief's."""
     monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
@@ -284,15 +290,13 @@ class TestOtherHyperparameters:
         assert len(tuner.ran) == 6 * 3
         assert {outcome.blocks for outcome in outcomes_of(tuner.oracle)} == {(6,)}
 
-    def test_declared_by_a_network_that_is_built_later(self, tmp_path):
-        oracle = quiet_oracle(tmp_path)
+    def test_declared_by_a_network_that_is_built_later(self, oracle):
         while (trial := oracle.create_trial("a")).status != "STOPPED":
             trial.hyperparameters.Choice("width", [8, 16])
             report(oracle, trial, EASY)
         assert depths_of(oracle) == [(4,), (6,), (5,)] * 2
 
-    def test_that_only_some_trials_ask_for(self, tmp_path):
-        oracle = quiet_oracle(tmp_path)
+    def test_that_only_some_trials_ask_for(self, oracle):
         report(oracle, oracle.create_trial("a"), EASY)
         trial = oracle.create_trial("a")
         trial.hyperparameters.Choice("extra", [1, 2])
@@ -315,8 +319,7 @@ class TestOtherHyperparameters:
         with pytest.raises(ValueError, match=match):
             quiet_oracle(tmp_path, hyperparameters=space).combinations()
 
-    def test_under_the_condition_of_a_depth(self, tmp_path):
-        oracle = quiet_oracle(tmp_path)
+    def test_under_the_condition_of_a_depth(self, oracle):
         space = oracle.get_space()
         with space.conditional_scope("blocks1", [4]):
             space.Boolean("flag")
@@ -324,8 +327,7 @@ class TestOtherHyperparameters:
         with pytest.raises(ValueError, match=r"must not depend on them.*Received: Boolean\(name"):
             follow(oracle, EASY, most=20)
 
-    def test_a_chief_says_it_at_the_end(self, tmp_path, served):
-        oracle = quiet_oracle(tmp_path)
+    def test_a_chief_says_it_at_the_end(self, served, oracle):
         space = oracle.get_space()
         space.Float("rate", 0.1, 0.3)
         oracle.update_space(space)
@@ -361,8 +363,7 @@ class TestOtherHyperparameters:
 
 
 class TestResumed:
-    def test_a_chief_gives_a_trial_back_to_its_worker(self, tmp_path, served, capsys):
-        oracle = quiet_oracle(tmp_path)
+    def test_a_chief_gives_a_trial_back_to_its_worker(self, tmp_path, served, capsys, oracle):
         report(oracle, oracle.create_trial("a"), EASY)
         begun = [oracle.create_trial(name) for name in ("a", "b")]
         again = reloaded(tmp_path)
@@ -451,9 +452,8 @@ class TestTorn:
         oracle.update_trial(trial.trial_id, EASY.metrics(blocks(trial.hyperparameters)))
         return tmp_path
 
-    def test_a_failure_that_the_oracle_has_not_noted(self, tmp_path):
+    def test_a_failure_that_the_oracle_has_not_noted(self, tmp_path, oracle):
         """Other ends are among `test_at_every_write`."""
-        oracle = quiet_oracle(tmp_path)
         report(oracle, oracle.create_trial("a"), EASY)
         trial = oracle.create_trial("a")
         before = (tmp_path / "search" / "oracle.json").read_bytes()
@@ -464,9 +464,8 @@ class TestTorn:
         assert again.trials["0001"].status == "FAILED"
         assert (again.ongoing_trials, again.waiting) == ({}, [])
 
-    def test_a_trial_that_ends_while_the_folder_is_read(self, tmp_path, monkeypatch):
+    def test_a_trial_that_ends_while_the_folder_is_read(self, tmp_path, monkeypatch, oracle):
         """Whoever watches a search does not hold its folder."""
-        oracle = quiet_oracle(tmp_path)
         report(oracle, oracle.create_trial("a"), EASY)
         read = depth_oracle.read_json
 
@@ -561,8 +560,7 @@ class TestTorn:
 
 
 class TestSeveralAtOnce:
-    def test_a_bracket_around_the_first(self, tmp_path):
-        oracle = quiet_oracle(tmp_path)
+    def test_a_bracket_around_the_first(self, oracle):
         report(oracle, oracle.create_trial("a"), stages_of(constant(3.69)))
         trials = [oracle.create_trial(name) for name in "abcdefg"]
         assert [t.status for t in trials] == ["RUNNING"] * 5 + ["IDLE"] * 2
@@ -606,8 +604,7 @@ class TestSeveralAtOnce:
             plans.append(oracle.plan())
         assert plans[0] == plans[1]
 
-    def test_the_search_is_over_when_all_know(self, tmp_path):
-        oracle = quiet_oracle(tmp_path)
+    def test_the_search_is_over_when_all_know(self, oracle):
         a, b = oracle.create_trial("a"), oracle.create_trial("b")
         stages = stages_of(constant(0.1))
         report(oracle, a, stages)
@@ -631,8 +628,7 @@ class TestSeveralAtOnce:
             assert oracle.create_trial(name).status == "STOPPED"
         assert [t.trial_id for t in trials[:2]] == ["0", "1"]
 
-    def test_a_worker_left_over_from_another_search(self, tmp_path, served):
-        oracle = quiet_oracle(tmp_path)
+    def test_a_worker_left_over_from_another_search(self, served, oracle):
         stranger = Trial(keras_tuner.HyperParameters(), "0007", "COMPLETED")
         assert oracle.get_trial("0007").status == "STOPPED"
         assert oracle.update_trial("0007", EASY.metrics((4,))).status == "STOPPED"
@@ -761,8 +757,7 @@ class TestFailures:
         report(wire, begun[-1], EASY)
         assert follow(wire, EASY) == [(6,), (5,)]
 
-    def test_a_worker_that_dies_after_its_report(self, tmp_path):
-        oracle = quiet_oracle(tmp_path)
+    def test_a_worker_that_dies_after_its_report(self, oracle):
         trial = oracle.create_trial("a")
         oracle.update_trial(trial.trial_id, EASY.metrics((4,)))
         assert oracle.create_trial("a").trial_id == "0001"
@@ -772,8 +767,7 @@ class TestFailures:
 class TestSilence:
     """A worker that dies says nothing."""
 
-    def test_its_trial_goes_to_another(self, tmp_path, clock):
-        oracle = quiet_oracle(tmp_path)
+    def test_its_trial_goes_to_another(self, clock, oracle):
         lost = oracle.create_trial("a")
         clock.now += LEASE
         oracle.release_silent()
@@ -788,8 +782,7 @@ class TestSilence:
         assert follow(oracle, EASY, "b") == [(6,), (5,)]
         assert oracle.is_over()
 
-    def test_while_the_others_have_nothing_to_do(self, tmp_path, clock):
-        oracle = quiet_oracle(tmp_path)
+    def test_while_the_others_have_nothing_to_do(self, clock, oracle):
         a, b = oracle.create_trial("a"), oracle.create_trial("b")
         report(oracle, a, stages_of(constant(0.1)))
         report(oracle, oracle.create_trial("a"), stages_of(constant(0.1)))
@@ -824,9 +817,8 @@ class TestSilence:
         assert again.create_trial("b").trial_id == trial.trial_id
 
     @pytest.fixture
-    def silenced(self, tmp_path, clock):
+    def silenced(self, clock, oracle):
         """An oracle whose worker a is taken for dead, and what that has."""
-        oracle = quiet_oracle(tmp_path)
         late = served_copy(oracle.create_trial("a"))
         clock.now += 2 * LEASE
         oracle.release_silent()
@@ -1075,8 +1067,7 @@ class TestArguments:
         assert (oracle.start, oracle.epsilon) == ((4, 5), 0.1)
         assert json.loads(json.dumps([oracle.limits, oracle.max_trials])) == [[[1, 8], [2, 9]], 3]
 
-    def test_a_report_without_its_numbers(self, tmp_path):
-        oracle = quiet_oracle(tmp_path)
+    def test_a_report_without_its_numbers(self, oracle):
         trial = oracle.create_trial("a")
         with pytest.raises(ValueError, match="Objective value missing"):
             oracle.update_trial(trial.trial_id, {"loss": 1.0})

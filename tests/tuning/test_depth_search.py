@@ -221,6 +221,8 @@ class TestFinished:
         met = trace.groupby("trial")["meets_rule"].all()
         assert sum(outcome.blocks) == trace.groupby("trial")["blocks"].sum()[met].min()
         assert outcome.error == found["error"].iloc[0]
+        assert outcome.chance_error == found["chance_error"].iloc[0]
+        assert outcome.is_better_than_chance is False
         error = f"error {outcome.error:.1%}, chance {outcome.chance_error:.1%}"
         depths = f"{outcome.blocks[0]} {outcome.blocks[1]} blocks"
         assert outcome.message.startswith(f"{depths} ({error}): every stage")
@@ -398,19 +400,16 @@ class TestSameSearch:
 
     def test_other_trainings(self, folder, small):
         weights = {0: 2.0, 1: 1.0, 2: 1.0}
+        given = {"validation_data": HELD_OUT, "batch_size": 16, "verbose": 0}
+        given |= {"x": TRAIN[0], "y": TRAIN[1]}
         for name, value in {
             **{"epochs": 2, "validation_data": PROBED, "batch_size": 8, "class_weight": weights},
-            **{"x": (TRAIN[0] + 1, TRAIN[1]), "probe_data": PROBED},
+            "x": TRAIN[0] + 1,
         }.items():
-            data = {"x": value[0], "y": value[1]} if name == "x" else {}
-            own = {name: value} if name == "probe_data" else {}
-            tuner = tuner_in(folder, **OPTIONS, **own)
-            given = {"validation_data": HELD_OUT, "batch_size": 16, "verbose": 0}
-            given |= {"x": TRAIN[0], "y": TRAIN[1]} | data
-            given |= {name: value} if name in ("epochs", "validation_data") else {}
-            given |= {name: value} if name in ("batch_size", "class_weight") else {}
             with refused(name):
-                tuner.search(**given)
+                tuner_in(folder, **OPTIONS).search(**given | {name: value})
+        with refused("probe_data"):
+            tuner_in(folder, **OPTIONS, probe_data=PROBED).search(**given)
         tuner = tuner_in(folder, epsilon=0.6, start=(2,), min_blocks=2, max_blocks=9)
         assert len(tuner.oracle.trials) == len(small.oracle.trials)
         fit(tuner_in(folder, **OPTIONS))

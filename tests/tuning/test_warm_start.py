@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from reference.random_network import (
     LAYOUTS,
-    SHORTCUTS,
     TRANSITIONS,
     random_network,
     randomise,
-    sample,
 )
 from refusals import refused
 
@@ -229,59 +227,13 @@ class TestRefused:
             self.refused(name, **{**networks, name: other})
 
 
-# Units that keep the shape, and units that change it.
-BRANCHES = [
-    {"layout": layout, "bottleneck": bottleneck, "channels": channels}
-    for layout in LAYOUTS
-    for bottleneck in (False, True)
-    for channels in (8, 4)
-]
-
-
-class TestScaleBranch:
-    @pytest.mark.parametrize("case", sample(BRANCHES, 3, pytest.mark.nightly))
-    def test_every_branch(self, case):
-        unit = ResidualUnit(8, layout=case["layout"], bottleneck=case["bottleneck"])
-        unit.build((None, 5, 5, case["channels"]))
-        states = STATES[..., : case["channels"]]
-        for training in (False, True):
-            randomise(unit)
-            branch = unit.branch(states, training=training).numpy()
-            assert np.abs(branch).max() > 0.1
-            for factor in (0.1, 3.0, 0.0):
-                randomise(unit)
-                unit.trainable = factor > 1
-                unit.scale_branch(factor)
-                unit.trainable = True
-                scaled = unit.branch(states, training=training)
-                np.testing.assert_allclose(scaled, factor * branch, rtol=1e-4, atol=1e-5)
-
-    @pytest.mark.parametrize("shortcut", SHORTCUTS)
-    def test_the_shortcut_stays(self, shortcut):
-        unit = ResidualUnit(8, shortcut=shortcut)
-        unit.build((None, 5, 5, 8))
-        randomise(unit)
-        expected = unit.join(STATES, np.zeros_like(STATES))
-        unit.scale_branch(0.0)
-        np.testing.assert_allclose(unit(STATES), expected, rtol=1e-6, atol=1e-6)
-
-    @pytest.mark.compiled
-    def test_bounded(self):
-        unit = ResidualUnit(8, lipschitz=0.9)
-        unit.build((None, 5, 5, 8))
-        randomise(unit)
-        unit.converge()
-        branch = unit.branch(STATES).numpy()
-        unit.scale_branch(0.1)
-        unit.converge()
-        np.testing.assert_allclose(unit.branch(STATES), 0.1 * branch, rtol=1e-4, atol=1e-5)
-
-    def test_shared(self):
-        first = ResidualUnit(4, name="first")
-        first.build((None, 5, 5, 4))
-        second = ResidualUnit(4, shares=first, name="second")
-        second.build((None, 5, 5, 4))
-        before = weights(first)
-        with pytest.raises(ValueError, match=r"factor=0\.5 for second, which shares those of fir"):
-            second.scale_branch(0.5)
-        assert equal(weights(first), before)
+@pytest.mark.compiled
+def test_a_bounded_branch_is_scaled():
+    unit = ResidualUnit(8, lipschitz=0.9)
+    unit.build((None, 5, 5, 8))
+    randomise(unit)
+    unit.converge()
+    branch = unit.branch(STATES).numpy()
+    unit.scale_branch(0.1)
+    unit.converge()
+    np.testing.assert_allclose(unit.branch(STATES), 0.1 * branch, rtol=1e-4, atol=1e-5)

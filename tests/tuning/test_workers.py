@@ -14,6 +14,7 @@ import threading
 import time
 
 import pytest
+from keras_tuner.src.distribute.oracle_client import OracleClient
 from refusals import refused
 from tuning.forked_search import (
     PATIENCE,
@@ -24,6 +25,9 @@ from tuning.forked_search import (
     notes,
     wait_until,
 )
+
+from tfresidual import tuning
+from tfresidual.tuning import supervision, workers
 
 pytestmark = pytest.mark.system
 
@@ -38,8 +42,6 @@ def left_running(tmp_path):
 
 
 def outcomes_of(folder):
-    from tfresidual import tuning
-
     found = tuning.outcomes_of(tuning.read_search(folder))
     return [(outcome.status, outcome.blocks, outcome.hyperparameters) for outcome in found]
 
@@ -53,8 +55,6 @@ def assert_complete(folder, expected, begun=None, but=()):
         begun: the trials that were begun, each once.
         but: those that were begun twice.
     """
-    from tfresidual import tuning
-
     assert outcomes_of(folder) == outcomes_of(expected)
     trials = tuning.read_search(folder).in_order()
     assert {trial.status for trial in trials} == {"COMPLETED"}
@@ -245,8 +245,6 @@ def test_a_worker_without_a_chief(cluster):
 
 @pytest.mark.nightly
 def test_two_searches_in_one_folder(cluster):
-    from tfresidual import tuning
-
     def second(**kwargs):
         place = {"directory": cluster.folder.parent, "project_name": "search"}
         return tuning.DepthSearch(lambda hp: None, start=(4, 4), **place, **kwargs)
@@ -340,8 +338,6 @@ class Oracle:
 @pytest.fixture
 def chief(monkeypatch):
     """Makes this process a chief."""
-    from tfresidual.tuning import workers
-
     monkeypatch.setattr(workers, "POLL", 0.05)
     for name, value in (ENVIRONMENT | {"KERASTUNER_ORACLE_PORT": str(free_port())}).items():
         monkeypatch.setenv(name, value)
@@ -351,8 +347,6 @@ def chief(monkeypatch):
 
 @pytest.mark.parametrize("fails", ["create_trial", "release_silent", "is_over"])
 def test_an_oracle_that_raises_an_error(chief, fails):
-    from keras_tuner.src.distribute.oracle_client import OracleClient
-
     oracle, told = Oracle(fails), []
     client = OracleClient(oracle)
     chief.wait_for_chief(client, 1.0)
@@ -396,13 +390,11 @@ WRONG_ENVIRONMENTS = [
 
 @pytest.mark.parametrize(("culprit", "changes"), WRONG_ENVIRONMENTS, ids=str)
 def test_wrong_environments(monkeypatch, culprit, changes):
-    from tfresidual.tuning.workers import check_environment
-
     for variable, value in (ENVIRONMENT | changes).items():
         if value is not None:
             monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=r"^Environment variable `.*Received: KERAS") as raised:
-        check_environment()
+        workers.check_environment()
     if culprit is not None:
         assert f"variable `{culprit}` must be" in str(raised.value)
         assert f"{culprit}={changes[culprit]!r}" in str(raised.value)
@@ -410,8 +402,6 @@ def test_wrong_environments(monkeypatch, culprit, changes):
 
 @pytest.mark.parametrize("name", [None, "chief", "worker0"])
 def test_environments(monkeypatch, name):
-    from tfresidual.tuning import workers
-
     for variable, value in ENVIRONMENT.items() if name else ():
         monkeypatch.setenv(variable, value)
     if name:
@@ -453,8 +443,6 @@ def until_done(folder):
 
 
 def test_what_supervised_processes_are_told(tmp_path, monkeypatch):
-    from tfresidual import tuning
-
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     looks = []
@@ -485,8 +473,6 @@ def test_what_supervised_processes_are_told(tmp_path, monkeypatch):
     ],
 )
 def test_wrong_arguments_of_a_supervisor(tmp_path, name, value):
-    from tfresidual import tuning
-
     touch = program(f"open({str(tmp_path / 'begun')!r}, 'w')", "")
     with refused(name) as caught:
         given = {"command": touch, "workers": 1, "folder": tmp_path / "logs", name: value}
@@ -497,8 +483,6 @@ def test_wrong_arguments_of_a_supervisor(tmp_path, name, value):
 
 @pytest.mark.parametrize("folder", ["file", "file/logs"])
 def test_a_supervisor_whose_folder_is_a_file(tmp_path, folder):
-    from tfresidual import tuning
-
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match=r"`folder` must .*Received: folder='.*file"):
         tuning.supervise(["false"], 1, tmp_path / folder)
@@ -522,8 +506,6 @@ ERROR = "print('so it went', flush=True); print('ValueError: not this', file=sys
     ids=["an error", "no error", "nothing"],
 )
 def test_the_end_of_a_log_is_what_is_said(tmp_path, crash, told):
-    from tfresidual import tuning
-
     (tmp_path / "chief.log").write_text("ValueError: of a run that was long ago\n")
     with pytest.raises(tuning.SearchError) as raised:
         tuning.supervise(program(crash, "time.sleep(60)"), 1, tmp_path, patience(30), restarts=0)
@@ -533,8 +515,6 @@ def test_the_end_of_a_log_is_what_is_said(tmp_path, crash, told):
 
 def test_a_worker_that_crashes(tmp_path):
     """Always; and twice, which is not often enough to give up."""
-    from tfresidual import tuning
-
     crash = "print('so it went'); sys.exit(3)"
     with pytest.raises(tuning.SearchError, match="worker0 of the search ended 3 times") as raised:
         tuning.supervise(program("time.sleep(60)", crash), 1, tmp_path, patience(10), restarts=2)
@@ -558,8 +538,6 @@ def assert_all_ended(folder, count):
 
 
 def test_an_interrupted_supervisor_ends_all(tmp_path, left_running):
-    from tfresidual import tuning
-
     folder = tmp_path / "search"
     begin = f"{noted(folder)}time.sleep(60)"
 
@@ -573,9 +551,6 @@ def test_an_interrupted_supervisor_ends_all(tmp_path, left_running):
 
 
 def test_a_worker_that_does_not_want_to_end(tmp_path, monkeypatch, left_running):
-    from tfresidual import tuning
-    from tfresidual.tuning import supervision
-
     monkeypatch.setattr(supervision, "GRACE", 0.5)
     worker = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{noted(tmp_path / 'search')}"
     worker += f"pathlib.Path({str(tmp_path)!r}, 'done').touch()\n"
@@ -588,8 +563,6 @@ def test_a_worker_that_does_not_want_to_end(tmp_path, monkeypatch, left_running)
 
 def supervised(tmp_path, watch=None, **order):
     """Supervises a search; returns its folder, and the trials with those who began them."""
-    from tfresidual import tuning
-
     folder, bounded = tmp_path / "search", patience(PATIENCE)
 
     def look():

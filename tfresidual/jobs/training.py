@@ -137,6 +137,8 @@ def _watching(images, settings, console):
         say(console, "without the metrics of the blocks, which are measured on TensorFlow only")
         return []
     # Probes are loaded on TensorFlow only.
-    from tfresidual.callbacks.watching import watching
+    from tfresidual import callbacks
 
-    return watching(images["validation"], settings.epsilon)
+    data = images["validation"]
+    perturbation = callbacks.Perturbation(data, epsilon=settings.epsilon)
+    return [callbacks.BlockMetrics(data), perturbation, callbacks.Readout(data)]

@@ -39,7 +39,7 @@ class DisagreementError(ArgumentError):
 
 
 def check_agreement(chain, images, found):
-    """Raises a `ValueError` if the outputs of a chain are not those of its network, up to rounding.
+    """Raises a `ValueError` if a chain computes something else than its network, up to rounding.
 
     Args:
         chain: a `tfresidual.routing.Chain`. Nothing is compared if its states overflow.
@@ -93,12 +93,9 @@ def _has_diverged(chain, images):
 
 
 def check_run(chain, images, labels=None):
-    """Compares what is compiled of a chain with its network, as every run of a probe does first.
+    """Compares what is compiled of a chain with its network, on the first images of a run.
 
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        images: the first images of the run, as tensors.
-        labels: their labels, as a tensor, if the loss is used.
+    If the loss is used, `labels` are those of the images, and it is checked as well.
     """
     if chain.reference is not None:
         few = sliced(images, slice(COMPARED))
@@ -112,8 +109,7 @@ def check_run(chain, images, labels=None):
 def check_losses(chain, labels, found):
     """Raises a `ValueError` if the loss of an image differs, by more than rounding, without others.
 
-    Nothing is compared where the loss raises an error, as for labels that it does not take, is not
-    finite, or is random.
+    Nothing is compared where the loss raises an error, is not finite, or is random.
     """
     # The first label once more, with other outputs if there are several images: many losses of
     # pairs are 0 where no two images have one label.
@@ -150,9 +146,8 @@ def check_losses(chain, labels, found):
 def sample_images(chain):
     """Returns images that a network accepts, or `None` if it accepts none of those tried.
 
-    Their values are from 0 to 2. Ids are 0 and 1, which every vocabulary has, and the first of a
-    sequence is 1, so that no sequence is nothing but padding. Masks, which are known by their dtype
-    or their name, are true for a whole image, and for the first half of another.
+    Their values are from 0 to 2. Ids are 0 and 1, and the first of a sequence is 1, so that no
+    sequence is all padding. Masks are true for a whole image, and for the first half of another.
     """
     rng = np.random.default_rng(0)
     for size in SIZES:
@@ -170,14 +165,10 @@ def sample_images(chain):
 
 
 def drawn(shapes, dtypes, size, draw, name=""):
-    """Returns images of the `input_shape` and `input_dtype` of a chain, in their structure.
+    """Returns images of some `input_shape` and `input_dtype` of a chain, in their structure.
 
-    Args:
-        shapes: see above.
-        dtypes: see above.
-        size: int, the size of all axes of unknown size.
-        draw: function of a shape that returns values, for all inputs but masks.
-        name: str, the key of the images in a dict.
+    Axes of unknown size have the `size`; values are `draw(shape)`, except for masks, which are
+    known by their dtype or their `name`, the key of the images in a dict.
     """
     if isinstance(shapes, Mapping):
         return {key: drawn(shapes[key], dtypes[key], size, draw, key) for key in shapes}
@@ -201,11 +192,7 @@ def _mask(shape):
 
 
 def _compiled(chain, images):
-    """Returns the compiled outputs of a chain for such images, and the allowed difference.
-
-    They are compiled before anything that is measured in the same run, so what changed after that
-    is in the outputs of the network alone.
-    """
+    """Returns the compiled outputs of a chain for such images, and the allowed difference."""
     key = key_of(images)
     if key not in chain.compared:
         function = tf.function(
@@ -233,8 +220,8 @@ def difference(found, expected):
     """Returns the largest difference of outputs as a share of their size, itself, and the size.
 
     Outputs that are finite in neither set are equal. The size of an image is that of its largest
-    output, but at least the median over the images: numbers close to zero may be differences of
-    large ones.
+    output, but at least the median over the images, since small numbers may be differences of large
+    ones.
     """
     name = LOGITS if LOGITS in found and LOGITS in expected else OUTPUTS
     one, other = (np.asarray(values[name]).astype(np.float64) for values in (found, expected))

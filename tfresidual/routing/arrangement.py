@@ -17,9 +17,9 @@ _DESCRIBED = ("is_checked", "outputs", "names", "losses", "output")
 class Arrangement:
     """What of the inputs and labels that a model takes is for which input, and for its output.
 
-    Keras takes one set of inputs in many structures: a bare array for a list of one, a dict by the
-    names of inputs for a list, a dict with further keys. So it does with labels. Keras itself is
-    asked here, by models of the same structures that compute nothing.
+    Keras takes inputs and labels in many structures: a bare array for a list of one, a dict by
+    names for a list. Keras itself is asked here, by models of the same structures that compute
+    nothing.
 
     Args:
         inputs: `keras.KerasTensor`s with the names of the inputs, in the structure of the model;
@@ -90,11 +90,7 @@ class Arrangement:
         return keras.Model(keras.tree.pack_sequence_as(self.inputs, tensors), tensors)
 
     def labels(self, labels, weights=None):
-        """Returns the labels of the output, and their sample weights, from those that Keras takes.
-
-        Raises:
-            ValueError: if Keras refuses the structures, or there are no labels of the output.
-        """
+        """Returns labels and sample weights of the output; a `ValueError` if Keras refuses them."""
         is_nested = keras.tree.is_nested(labels) or keras.tree.is_nested(weights)
         if len(keras.tree.flatten(self.outputs)) == 1 and not is_nested:
             return labels, weights
@@ -118,15 +114,11 @@ class Arrangement:
         return of_output, weights
 
     def read(self, losses, labels, weights=None, loss_weights=None):
-        """Returns what Keras gives to the losses of the output.
-
-        Args:
-            losses: the losses as `compile` takes them, of any type; so are the other arguments.
+        """Returns what Keras gives to the losses of the output; arguments are as for `compile`.
 
         Returns:
             A tuple `(given, factor)`: tuples of the loss, the labels and the sample weights for
-            every loss of the output, and the factor by which these are multiplied in the loss of
-            the model.
+            every loss of the output, and the factor of these in the loss of the model.
         """
         given = []
 

@@ -37,10 +37,9 @@ def batches_of(data, chain=None, with_labels=True, with_all=False):
     """Returns the data as batches.
 
     Args:
-        data: a `tf.data.Dataset`, `keras.utils.PyDataset` or generator of batches `(images,
-            labels)`, or a pair of arrays, with sample weights after the labels or not. Where labels
-            are not read, images alone will do. Several inputs or outputs come in all structures
-            that `fit` takes.
+        data: see `tfresidual.types.Images`, or a generator of batches; with sample weights after
+            the labels or not, in all structures that `fit` takes. Where labels are not read, images
+            alone will do.
         chain: the `tfresidual.routing.Chain` that the images are for, or `None`.
         with_labels: whether the labels are read; if not, they are returned as they are.
         with_all: whether images of weight 0 are yielded, too.
@@ -172,12 +171,8 @@ def no_images(data):
 def first_batch(data, again=False):
     """Returns the first batch of the data with images, `(images, labels, weights)`; all of arrays.
 
-    Everything is of the types that `batches_of` accepts; weights may be `None`. With `again`, data
-    that comes from a Python function is read twice, and must begin with the same batch each time.
-
-    Raises:
-        ValueError: if `batches_of` does not accept the data, or it is empty, or cannot be read
-            again.
+    Weights may be `None`. With `again`, data that comes from a Python function is read twice, and
+    must begin with the same batch each time. A `ValueError` is raised if the data cannot be used.
     """
     check_data(data, again)
     batch = _first_of(data)
@@ -221,10 +216,7 @@ def _are_equal(some, others):
 
 
 def _is_structure(values, several, count):
-    """Returns whether images or labels are several arrays: a dict, or a tuple or list of arrays.
-
-    A list of as many arrays as there are images is several arrays if `several` says so.
-    """
+    """Returns whether values are several arrays; for a list of `count`, `several` says so."""
     if isinstance(values, Mapping):
         return True
     is_list = isinstance(values, (tuple, list)) and (several or len(values) != count)
@@ -393,10 +385,7 @@ def _kinds(specs):
 
 
 def _weights_of(weights, labels):
-    """Returns the weights of the images of a batch, `(images,)`, and those of positions, or `None`.
-
-    Weights of shape `(images, 1, ...)` are of images.
-    """
+    """Returns the weights of images, `(images,)`, and those of positions, or `None`."""
     same = tf.ones([len(labels)], tf.float64)
     if weights is None:
         return same, None

@@ -30,13 +30,10 @@ BLOCK_METRICS = (
 
 
 def block_values(chain, images, labels, per_position=False, plain=False):
-    """Returns all metrics of a batch as a dict by name.
-
-    Positions that are not valid in the context of the chain count as zeros. Images that do not
-    count have NaN, see `tfresidual.routing.positions`.
+    """Returns all metrics of a batch as a dict by name; NaN for images that do not count.
 
     Args:
-        chain: a `tfresidual.routing.Chain`.
+        chain: a `tfresidual.routing.Chain`. Positions that are not valid in its context are zeros.
         images: the images of the batch.
         labels: labels as the loss of the chain takes them.
         per_position: whether every position has metrics of its own.

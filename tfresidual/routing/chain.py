@@ -31,10 +31,9 @@ BLOCK_FUNCTIONS = ("apply", "branch", "join")
 class Block:
     """One residual block, which maps a state to the next state.
 
-    In a chain with a context (see `Chain`), the functions of a block take it as their last
-    argument; the blocks of `Chain.given` do not. A block of a properly convergent stage joins its
-    branch to the anchor of the stage instead of the state. The anchor is the input of the first of
-    the blocks that keep the shape of the state.
+    In a chain with a context (see `Chain`), its functions take that as their last argument. A block
+    of a properly convergent stage joins its branch to the anchor of the stage instead of the state:
+    the input of the first of the blocks that keep the shape of the state.
 
     Attributes:
         stage: int, the stage of the block, counted from 1.
@@ -51,9 +50,8 @@ class Block:
         takes_anchor: whether the branch is joined to the anchor.
         weights: the parameters of the block, trainable or frozen, by role. Blocks that share
             weights hold the same variables.
-        variables: tuple of all weights of the layers of the block, also those that are not learned
-            (such as moving statistics); empty in a chain without layers, such as that of a
-            SavedModel.
+        variables: tuple of all weights of the layers of the block, also those that are not learned;
+            empty in a chain without layers, such as that of a SavedModel.
         lipschitz: the function `() -> dict` of estimates and bounds of the Lipschitz constant of
             the branch, see `tfresidual.layers.ResidualUnit.lipschitz_bound`; `None` without a
             bound.
@@ -149,12 +147,11 @@ class Chain:
 
     Every function of a chain takes and returns tensors with a leading axis of images, runs eagerly
     or inside a graph, and changes neither weights nor moving statistics. An image is one input of
-    the network, whatever it is: pixels, the tokens of a sequence, or a dict, tuple or list of
-    these.
+    the network: pixels, the tokens of a sequence, or a dict, tuple or list of these.
 
     What blocks, transitions or the head read beside the state (a padding mask, positions, a second
     input) is the context of the chain. It is computed once from the images, and all functions but
-    the stem then take it as their last argument. `given` returns a chain for some images, whose
+    the stem take it as their last argument. `given` returns a chain for some images, whose
     functions take states alone.
 
     Attributes:
@@ -184,8 +181,8 @@ class Chain:
         made_of: what the chain was made of, with a method `change(loss, call)` that returns in
             words what has changed since, which probes refuse; `None` if that is not known.
         outputs_at_positions: whether outputs `(images, positions, classes)` are those of the
-            positions of the last state, in their order. If not, as for words that are gathered from
-            a sequence, padding of the states says nothing about labels.
+            positions of the last state, in their order. If not, padding of the states says nothing
+            about labels.
         input_dtype: the dtype that the network declares for its input, a str, or a dict, tuple or
             list of these. Integers become float32 unless it is an integer.
         arrangement: brings inputs and labels from all structures that `fit` takes into those of the
@@ -243,10 +240,7 @@ class Chain:
         return tuple(block for stage in self.stages for block in stage.blocks)
 
     def given(self, images: Any) -> Chain:
-        """Returns the chain for some images, in this order, whose functions take states.
-
-        A chain without a context is returned as it is; the stem still takes images.
-        """
+        """Returns the chain for some images, whose functions after the stem take states alone."""
         return self if self.context is None else self.within(self.context(images))
 
     def within(self, context: dict[str, Tensor]) -> Chain:
@@ -287,9 +281,7 @@ class Chain:
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         """Applies the blocks to the output of the stem, up to the block (stage, block) `until`.
 
-        Returns:
-            A tuple `(pairs, last)`: the pairs of states before and after every block applied, in
-            order, and the state at the end of the walk, which is the input of the head.
+        Returns the pairs of states before and after every block applied, and the last state.
         """
         pairs, last, _ = self._walk(state, until=until)
         return pairs, last

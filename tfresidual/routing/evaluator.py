@@ -57,25 +57,20 @@ RUNTIME_SHARE = 0.15
 class RouteValues:
     """Results of routes on a dataset, as arrays whose first two axes are route and example.
 
-    An example is an image that counts. For outputs per position, it is a position that counts, see
-    `tfresidual.routing.positions`; a mean over examples is then one over positions.
+    An example is an image that counts or, for outputs per position, a position that counts, see
+    `tfresidual.routing.positions`.
 
     Attributes:
         wrong: 1.0 where the prediction is wrong, see `tfresidual.routing.scores.prediction_scores`,
             as for `cross_entropy`, `entropy`, `margin`, `predicted` and `is_finite`.
-        cross_entropy: see there.
-        entropy: see there.
-        margin: see there.
         agreement: 1.0 where the prediction is that of the unperturbed network.
         distance: `(routes, examples, stages)`, the Euclidean distance between the last state of the
             stage and that of the unperturbed network, 0 or more. For outputs per position, it is
             that of the state at the position if the state has the same positions (see
             `Chain.outputs_at_positions`), and that of the state of the image otherwise.
-        outputs: `(routes, examples, classes)`, or `None` if they were not requested.
-        predicted: `(routes, examples, classes)`; `None` if the outputs were not requested.
+        outputs: `(routes, examples, classes)`; `None`, as is `predicted`, if not requested.
         losses: by the loss of the chain, one per image even for outputs per position, `(routes,
             images)`, NaN for an image that does not count; `None` if not requested.
-        is_finite: see above.
         labels: the labels of the examples as in the data, without an axis of routes.
         classes: int, the number of classes; 2 if a single output decides between two classes.
         weights: those of the images of the examples, over 0.
@@ -108,11 +103,7 @@ class RouteValues:
 
     @property
     def label_sets(self) -> np.ndarray:
-        """Which classes are the labels of an example, bool, `(examples, classes)`.
-
-        For a single output that decides between two classes, whether the label is 1,
-        `(examples, 1)`.
-        """
+        """Which classes are the labels of an example, see `scores.label_sets`."""
         return label_sets(self.kind, self.labels, self.width)
 
 
@@ -133,12 +124,11 @@ def evaluate(
 
     Args:
         chain: a `tfresidual.routing.Chain`.
-        data: images and labels, see `tfresidual.types.Data`. They are batched again, so the batch
-            size of the data does not matter.
+        data: images and labels, see `tfresidual.types.Images`; their batch size does not matter.
         routes: `Route`s through it.
-        memory_limit: MiB that the call may use for the states kept for later and the tensors inside
-            the current block, in addition to data, results and compiled functions. With a lower
-            limit, fewer images are run at once.
+        memory_limit: MiB that the call may use for states and the tensors inside the current block,
+            in addition to data, results and compiled functions. A lower limit runs fewer images at
+            once.
         with_outputs: whether the outputs and the predicted classes are returned too.
         with_losses: whether the losses by the loss of the chain are returned too.
         progress: whether to show a progress bar.
@@ -292,10 +282,7 @@ class _Runner:
             )
 
     def run(self, images, labels, with_outputs, advance):
-        """Returns all values of some images, as arrays `(routes, examples, ...)` by name.
-
-        Which examples count is then in `is_counted`.
-        """
+        """Returns all values of some images by name; which of them count is in `is_counted`."""
         check_prepared(self.chain, labels, self.shape)
         context = [] if self.context is None else [self.context(images)]
         if self.positions is not None:
@@ -370,11 +357,7 @@ def _compiled_context(chain, images):
 
 
 def _compiled(chain, operation, state, reference, labels, context, with_losses, positions):
-    """Returns the compiled function of an operation, a function of its weights, and its memory.
-
-    The weights, which the compiled function takes after the states, may be `None`; the memory is
-    that of `_inner_bytes`. All are kept on the chain. All scales of a branch share one function.
-    """
+    """Returns the compiled function of an operation, a function of its weights, and its memory."""
     signature = [state]
     if operation.kind == HEAD:
         signature.append(labels)
@@ -428,13 +411,9 @@ def _bound(function, weights):
 
 
 def _function_of(chain, operation, with_losses, has_context, positions, plain=False):
-    """Returns the function of an operation, with only the parameters it is called with.
-
-    With `plain`, that of a distance sums squares as they are, and also returns whether that is
-    right. TensorFlow binds arguments to the parameters of a compiled function. If a parameter has a
-    default, binding fails, and creating the error message, which is never shown, takes 5 ms per
-    call.
-    """
+    """Returns the function of an operation, with only the parameters it is called with."""
+    # If a parameter of a compiled function has a default, TensorFlow fails to bind arguments to it,
+    # and makes an error message that is never shown, which takes 5 ms per call.
     if has_context and operation.kind != STEM:
 
         def function(*arguments):
@@ -463,10 +442,7 @@ def _function_of(chain, operation, with_losses, has_context, positions, plain=Fa
 
 
 def _distance(chain, reference, state, positions, plain):
-    """Returns the distance between states, per image or, if the states have them, per position.
-
-    With `plain`, it is a plain sum, and whether that is right for all images is returned too.
-    """
+    """Returns the distance between states; with `plain`, also whether that is right."""
     change, shape = without_padding(chain)(change_of(reference, state)), [-1]
     if positions is not None and len(change.shape) > 2 and change.shape[1] == positions:
         change, shape = each_position(change), [-1, positions]

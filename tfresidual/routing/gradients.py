@@ -20,16 +20,15 @@ class Walk:
     """The states and gradients of one pass over a batch.
 
     Attributes:
-        pairs: for every block, the pair of states before and after it, each
-            `(images, height, width, channels)`.
+        pairs: for every block, the pair of states before and after it, each `(images, height,
+            width, channels)`.
         gradients: for every block, the gradient of each image's loss with respect to the state
             before the block, through the rest of the network.
         gradients_after: for every block, the same with respect to the state after the block.
         readout_gradients: for every block of the last stage whose state the head can take, the
-            gradient of the loss of the head applied directly to the state before it; `None` for
-            all other blocks.
-        counted: which images have a loss that counts, see
-            `tfresidual.routing.positions.counted_images`.
+            gradient of the loss of the head applied directly to the state before it; otherwise
+            `None`.
+        counted: which images have a loss that counts, bool, `(images,)`; `None` for all.
     """
 
     pairs: list[tuple[tf.Tensor, tf.Tensor]]
@@ -42,8 +41,8 @@ class Walk:
 def walk_with_gradients(chain: Chain, images: tf.Tensor, labels: tf.Tensor) -> Walk:
     """Runs a batch forwards and backwards through a chain.
 
-    The losses are summed over the images, so that each image gets its own gradient. Weights are not
-    watched: their gradients are never computed.
+    The losses are summed over the images, so that each image gets its own gradient. The gradients
+    of weights are never computed.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -100,7 +99,7 @@ def is_half(state):
 def loss_gradients(tape, losses, states, have_own=False):
     """Returns the gradients of losses at states; in float32 at states in float16.
 
-    There, where numbers below 6e-8 are 0, every loss is multiplied by a power of two for which its
+    In float16, numbers below 6e-8 are 0: every loss is multiplied by a power of two for which its
     largest gradient is near 16, and its gradients are divided by it.
 
     Args:
@@ -146,7 +145,7 @@ def loss_gradients(tape, losses, states, have_own=False):
 def carried_gradients(tape, after, before, gradient):
     """Returns the gradients at a list of earlier states that lead to a gradient at a later one.
 
-    Like those of `loss_gradients`, they are in float32, and do not vanish, at states in float16.
+    They are in float32 at states in float16, as those of `loss_gradients`.
     """
     zero = tf.UnconnectedGradients.ZERO
     if not is_half(after):

@@ -24,8 +24,8 @@ from tfresidual.routing.positions import (
 def prepared_labels(chain, images, labels, weights=None):
     """Returns the labels of a batch in which all positions are left out that do not count.
 
-    Labels are returned as they are unless both outputs and labels are per position. Weights of
-    positions, `(images, positions)`, must then be 0 and 1; otherwise there must be none.
+    Labels are returned as they are unless outputs and labels are per position; weights `(images,
+    positions)` must then be 0 and 1, and otherwise there must be none.
     """
     is_read, shape = labels.shape.rank > 1 and _are_numbers(labels), ()
     if is_read:
@@ -50,11 +50,10 @@ def prepared_labels(chain, images, labels, weights=None):
 def labels_within(chain, labels, outputs, is_weighted=None):
     """Returns labels per position in which all positions are left out that do not count.
 
-    Left out are positions with the weight 0, those that are not valid in the context of the chain,
-    those with the class that the loss ignores, and those that the labels leave out already. If the
-    outputs are classes that exclude one another, a row without a number over 0 leaves out a
-    position too; if they are several labels, a row of numbers below 0 does, unless the loss takes
-    -1 for 0.
+    Left out are positions with the weight 0, those that are padding, those with the class that the
+    loss ignores, and those that the labels leave out already. If classes exclude one another, a row
+    without a number over 0 leaves out a position too; with several labels, a row of numbers below 0
+    does, unless the loss takes -1 for 0.
 
     Args:
         chain: a chain without a context, see `Chain.given`.

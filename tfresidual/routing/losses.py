@@ -50,10 +50,10 @@ _CROSS_ENTROPIES = (
 def loss_of(model, kind=None):
     """Returns the loss per image of a model, as a function of labels and outputs.
 
-    This is the loss the model was compiled with. For a model that was not compiled, the loss is
-    inferred from its last activation and the labels: cross-entropy with class indices or one-hot
-    rows, or, for a sigmoid, the mean binary cross-entropy over the outputs. If training minimizes
-    another loss, of its own `train_step` for example, the loss warns of that when it is first used.
+    This is the loss the model was compiled with. Without one, it is inferred from the last
+    activation and the labels: cross-entropy with class indices or one-hot rows, or, for a sigmoid,
+    the mean binary cross-entropy over the outputs. If training may minimize another loss, for
+    example with its own `train_step`, the loss warns of that when it is first used.
 
     Args:
         model: a `keras.Model` with one output.
@@ -64,11 +64,9 @@ def loss_of(model, kind=None):
         `description`, `loss_from` makes the same loss from that. Its attribute `ignore_class` is
         the class that the loss ignores, or `None`.
 
-        For outputs `(images, positions, classes)` with labels per position, the loss of an image is
-        the mean over its positions, and for maps of outputs over its pixels. Positions that the
-        labels leave out do not count, see `tfresidual.routing.positions`, nor do pixels of the
-        class that the loss ignores; an image without any other has the loss 0. A loss that returns
-        one number per image decides itself what it does with such labels.
+        For outputs with labels per position, or per pixel, the loss of an image is the mean over
+        its positions that count, see `tfresidual.routing.positions`, and 0 without any. A loss that
+        returns one number per image decides itself what it does with such labels.
 
     Raises:
         ValueError: if the model was compiled with several losses.
@@ -187,10 +185,9 @@ def takes_signs(loss):
 def softmax_cross_entropy(labels, logits):
     """Computes the cross-entropy of a softmax, with an accurate gradient at high confidence.
 
-    The gradient with respect to the logits is p - y, for labels that sum to one. If the probability
-    p of the right class is close to 1, the difference cancels: at 1 - p = 1e-6, float32 leaves two
-    digits of it. Here 1 - p is computed as the sum of the other probabilities, so that each
-    component is as accurate as the probabilities.
+    The gradient with respect to the logits is p - y, for labels that sum to one. Near p = 1, the
+    difference cancels: at 1 - p = 1e-6, float32 leaves two digits. Here 1 - p is the sum of the
+    other probabilities, as accurate as these.
 
     Args:
         labels: rows of weights, 0 or more, `(images, classes)`.
@@ -247,12 +244,9 @@ def _description(function):
 
 
 def _is_rebuilt(losses, description):
-    """Returns whether the loss made from a description gives the same values as the original.
-
-    The config of Keras' `Huber` lacks its `delta`, that of `CosineSimilarity` its `axis`, and no
-    config holds attributes that were set later: both are compared on labels and outputs of several
-    kinds.
-    """
+    """Returns whether the loss made from a description gives the same values as the original."""
+    # The config of Keras' `Huber` lacks its `delta`, that of `CosineSimilarity` its `axis`, and no
+    # config holds attributes that were set later.
     if description["config"] is None:
         return True
     try:
@@ -369,11 +363,7 @@ def _cross_entropy(from_logits):
 
 
 def _per_image(function, ignored_class=None, dtype=None, is_cast=True):
-    """Returns the function averaged over all axes but the first.
-
-    Labels and outputs are passed as Keras passes them: in the dtype of the loss (outputs only with
-    `is_cast`), and labels with an axis added if needed.
-    """
+    """Returns the function averaged over all axes but the first, called as Keras calls it."""
 
     def values_of(labels, outputs):
         try:

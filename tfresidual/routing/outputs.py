@@ -28,9 +28,8 @@ def with_logits(values):
 def logits_of(outputs, *operations):
     """Returns the logits that the cross-entropies of Keras take instead of some outputs, or `None`.
 
-    Keras stores them on the tensor that its own softmax or sigmoid returns. In a graph, which is
-    where `fit` computes, it also finds those of the operations of TensorFlow named `"Softmax"` or
-    `"Sigmoid"`.
+    Keras stores them on the tensor of its own softmax or sigmoid; in a graph, it also finds those
+    of the operations of TensorFlow named `"Softmax"` or `"Sigmoid"`.
     """
     logits = getattr(outputs, "_keras_logits", None)
     if logits is None and operation_of(outputs) in operations:

@@ -1,11 +1,10 @@
 """Plans that run many routes and compute the parts they share only once.
 
-The routes form a prefix tree whose edges are operations on a state. The plan is a depth-first walk
-over the tree: every operation is applied once, for all routes that pass it, and a state is freed as
-soon as nothing needs it. The unperturbed route comes first, since the states of the other routes
-are compared with its states. Where other routes branch off, the edge that most routes pass comes
-last. So only a few states are kept in addition to those of the unperturbed route, however many
-routes there are.
+The routes form a prefix tree whose edges are operations on a state. The plan walks it depth first:
+every operation is applied once, for all routes that pass it, and a state is freed as soon as
+nothing needs it. The unperturbed route comes first, since the other states are compared with its
+states; where routes branch off, the edge that most of them pass comes last. So few states are kept,
+however many routes there are.
 """
 
 from __future__ import annotations
@@ -93,9 +92,7 @@ class Plan:
     def most_held(self, sizes: Sequence[int], extras: Sequence[int]) -> int:
         """Returns the largest memory that is held at any time.
 
-        Args:
-            sizes: the size of the state at every place.
-            extras: for every step, the size of what it needs in addition to the states.
+        `sizes` are those of the states at every place, `extras` what every step needs besides.
         """
         held, most = 0, 0
         for step, extra in zip(self.steps, extras, strict=True):
@@ -169,7 +166,9 @@ def _walk(chain, root):
         elif operation.kind != HEAD:
             place = target = places
             places += 1
-            block = _block(chain, operation)
+            block = None
+            if operation.kind == BLOCK:
+                block = chain.stages[operation.stage - 1].blocks[operation.block]
             reference = anchor if block and block.takes_anchor else None
         if needed:
             steps.append(Step(operation, source, target, reference, (), tuple(node.routes)))
@@ -179,19 +178,13 @@ def _walk(chain, root):
         elif operation.kind == DISTANCE:
             anchor = source
         # The last item of the list is taken first.
-        following = sorted(node.children.items(), key=lambda item: _order(item[1]), reverse=True)
+        following = sorted(
+            node.children.items(),
+            key=lambda item: (0 not in item[1].routes[:1], len(item[1].routes)),
+            reverse=True,
+        )
         waiting += [(operation, child, place, anchor) for operation, child in following]
     return steps
-
-
-def _block(chain, operation):
-    if operation.kind != BLOCK:
-        return None
-    return chain.stages[operation.stage - 1].blocks[operation.block]
-
-
-def _order(node):
-    return 0 not in node.routes[:1], len(node.routes)
 
 
 def _with_frees(steps):

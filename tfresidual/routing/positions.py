@@ -2,12 +2,12 @@
 
 Outputs `(images, positions, classes)` have one label per position of a sequence. A label says
 itself if its position is left out: an index is then below 0, and a row of numbers (or the number of
-a single output) holds only NaN; `labels.labels_within` decides. States with positions are
-`(images, positions, features)`.
+a single output) holds only NaN; `labels.labels_within` decides. States with positions are `(images,
+positions, features)`.
 
-An image that is all padding is not there for any probe; nor is, in what depends on labels, an
-image whose labels are all left out, or whose label is the class that the loss ignores. Its values
-are NaN, and it is in no mean and no count. Data without any other image is an error.
+An image that is all padding does not count; nor does, in what depends on labels, one whose labels
+are all left out, or whose label is the class that the loss ignores. Its values are NaN, and it is
+in no mean and no count. Data without any other image is an error.
 
 Chains are without a context here, see `Chain.given`; a mask is `None` if all images count.
 """
@@ -88,8 +88,8 @@ def known_positions(chain):
 def counted_images(chain, labels, shape):
     """Returns which images have a loss that counts, bool, `(images,)`.
 
-    These have a position that is not padding and, for outputs per position, one that counts; for
-    other outputs, a label that the loss does not ignore.
+    For outputs per position, these have a position that is neither padding nor left out; for
+    others, a label that the loss does not ignore.
     """
     valid, by_labels = valid_images(chain), not_ignored(chain, labels, shape)
     if are_per_position(labels, shape):

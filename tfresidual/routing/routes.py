@@ -135,8 +135,8 @@ def repeat_last_block(
             for a layer of attention and MLP.
 
     Raises:
-        ValueError: if there is no such stage, it has fewer blocks, one of these blocks changes the
-            shape of the state, or `times` or `scale` cannot be used.
+        ValueError: if an argument cannot be used, or one of these blocks changes the shape of the
+            state.
 
     Reference:
         Jastrzebski et al. 2018, section 4.4; "Iterative convergent computation is not a useful
@@ -211,8 +211,7 @@ def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -
             `None` for a random order, all orders being equally likely.
 
     Raises:
-        ValueError: if there is no such stage, no two of its blocks can change places, or `seed` or
-            `swaps` cannot be used.
+        ValueError: if an argument cannot be used, or no two blocks of the stage can change places.
 
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431.

@@ -110,7 +110,7 @@ def label_sets(kind, labels, outputs):
     """Returns which classes are the labels of each image, bool, `(images, outputs)`.
 
     Labels may be smoothed, or 1 and -1: if classes exclude one another, the label is the class with
-    the highest weight; otherwise, labels are all classes with a weight over 1/2.
+    the highest weight; otherwise, all classes with a weight over 1/2.
     """
     if is_binary(kind, outputs):
         return labels.reshape(-1, 1) > 0.5

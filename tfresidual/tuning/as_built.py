@@ -38,13 +38,12 @@ STEP = 1e-3
 def distances_as_built(network: keras.Model, data: Images, chain: Chain | None = None) -> Frame:
     """Measures the computational distances of a network with the weights that it has.
 
-    Moving statistics are set to those of the images, the means over the batches of one pass in
-    training mode: as built, the statistics of a network are not those of any images. The network is
-    left as it was.
+    Moving statistics are set to those of the images for this, since those of a network as built are
+    not those of any images. The network is left as it was.
 
     Args:
         network: a built `keras.Model`, usually one that is not trained.
-        data: images, see `tfresidual.probes.computational_distance`.
+        data: images, see `tfresidual.types.Images`.
         chain: its `tfresidual.routing.Chain`; by default `tfresidual.chain(network)`.
 
     Returns:
@@ -62,9 +61,8 @@ def distances_as_built(network: keras.Model, data: Images, chain: Chain | None =
 def set_statistics(network: keras.Model, data: Images, chain: Chain | None = None) -> None:
     """Sets the moving statistics of a network to the means over the batches of some images.
 
-    A layer that is applied several times has the mean over its applications. Statistics of layers
-    without an attribute `momentum` are those that the layer itself leaves after the pass. Nothing
-    else changes: random numbers that the pass draws leave the seeds as they were.
+    A layer that is applied several times has the mean over its applications. Layers without an
+    attribute `momentum` keep what the pass leaves. Nothing else changes, nor do the seeds.
     """
     if not any(weight.name in STATISTICS for weight in network.weights):
         return
@@ -167,7 +165,7 @@ def compared_with_built(
     for row in frame[frame["stage"] != ALL_STAGES].to_dict("records"):
         stage = int(row["stage"])
         changes = (trained[stage] - of_built[stage]).dropna()
-        numbers = {AS_BUILT: float(row[MEAN]), CHANGE_ERROR: _standard_error(changes)}
+        numbers = {AS_BUILT: float(row[MEAN]), CHANGE_ERROR: standard_error(changes)}
         if all(map(math.isfinite, numbers.values())):
             found[stage] = numbers
     return found
@@ -181,7 +179,8 @@ def _means_of_images(chain, data):
     return {stage: part.droplevel("stage") for stage, part in means.groupby("stage")}
 
 
-def _standard_error(values):
+def standard_error(values):
+    """Returns the standard error of a mean of several values."""
     count = len(values)
     return float(np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else math.nan
 

@@ -26,16 +26,15 @@ def error_of_guessing(
 
     Args:
         validation: the validation data of `fit`.
-        metric: name of the class of the accuracy, which says when an answer is right:
-            `"CategoricalAccuracy"` (the largest of several numbers), `"BinaryAccuracy"` (each of
-            several labels by itself), `"ExactMatch"` (all of them together); any other compares
-            classes. If it is `None`, labels whose sum is 1 count as those of a
-            `"CategoricalAccuracy"`, and others as those of a `"BinaryAccuracy"`.
+        metric: name of the class of the accuracy: `"CategoricalAccuracy"` (the largest of several
+            numbers is right), `"BinaryAccuracy"` (each of several labels by itself), `"ExactMatch"`
+            (all of them together); any other compares classes. `None` means the first for labels
+            whose sum is 1, and the second for others.
         steps: int, the number of batches that are read of data in batches, or `None` for all.
 
     Returns:
         A dict of `CHANCE_ERROR` and `ERROR_SE`, the standard error of that rate over the images;
-        empty if the labels are not an array per batch, so that it is not known what guessing is.
+        empty if the labels are not one array per batch.
     """
     labels = _labels_of(validation, steps)
     if labels is None or not len(labels):
@@ -45,10 +44,7 @@ def error_of_guessing(
 
 
 def class_of_metric(network: keras.Model, name: str) -> str | None:
-    """Returns the name of the class of a metric that a network was compiled with, or `None`.
-
-    What is compiled as `"accuracy"` becomes one of several classes when it is first computed.
-    """
+    """Returns the name of the class of a metric that a network was compiled with, or `None`."""
     for metric in network.metrics:
         for part in getattr(metric, "metrics", [metric]):
             if part.name == name:

@@ -61,15 +61,14 @@ MOST_COMBINATIONS = 1000
 def blocks(hyperparameters: keras_tuner.HyperParameters) -> tuple[int, ...]:
     """Returns the blocks of each stage in a trial, for the function that builds its network.
 
+    A `ValueError` is raised if these are not hyperparameters of a depth search.
+
     Example:
 
     >>> def build(hp):
     ...     net = networks.ResidualNetwork((8, 8, 1), 3, blocks=tuning.blocks(hp), widths=(4,))
     ...     net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     ...     return net
-
-    Raises:
-        ValueError: if these are not hyperparameters of a depth search.
     """
     values = hyperparameters.values
     stages = range(1, 1 + sum(1 for name in values if _is_depth(name)))
@@ -100,11 +99,10 @@ class DepthOracle(PlacedOracle):
 
     If several trials run at once, further proposals surround the first: one block less, one block
     more, and half-way to the known depths. Each combination of other hyperparameters (such as a
-    width) has its own search for depths.
+    width) has its own search.
 
     A trial must report, for every stage, `"stage1/blocks"` (blocks that keep the shape) and
-    `"stage1/scaled_distance"`. The files on disk are consistent at any moment: a killed search
-    resumes with all finished trials.
+    `"stage1/scaled_distance"`. A killed search resumes with all finished trials.
 
     Args:
         start: tuple of ints, the blocks of each stage in the first trial. For the arguments up to
@@ -118,8 +116,8 @@ class DepthOracle(PlacedOracle):
         ValueError: if an argument is invalid.
 
     Reference:
-        Hauser 2019, "On residual networks learning a perturbation from identity", sections 2.3
-        and 3.5.1.
+        Hauser 2019, "On residual networks learning a perturbation from identity", sections 2.3 and
+        3.5.1.
     """
 
     def __init__(
@@ -216,11 +214,7 @@ class DepthOracle(PlacedOracle):
         return {SOURCE: max(shallower, key=lambda t: sum(blocks(t.hyperparameters))).trial_id}
 
     def plan(self, others: Mapping[str, Any] | None = None) -> Plan:
-        """Returns what follows from the finished trials, a `tfresidual.tuning.proposals.Plan`.
-
-        Args:
-            others: dict with the values of the hyperparameters that are not depths.
-        """
+        """Returns what follows from the finished trials with these values of other parameters."""
         trials = [t for t in self.in_order() if self.others_of(t) == (others or {})]
         measured = [self.measurements(t) for t in trials if t.status == COMPLETED]
         failed = [blocks(t.hyperparameters) for t in trials if t.status == FAILED]
@@ -229,9 +223,7 @@ class DepthOracle(PlacedOracle):
     def combinations(self) -> list[dict[str, Any]]:
         """Returns all combinations of the hyperparameters that are not depths, as a list of dicts.
 
-        Raises:
-            ValueError: if there are too many, or one has infinitely many values or depends on a
-                depth.
+        A `ValueError` is raised if they are too many or infinitely many, or one depends on a depth.
         """
         found = [keras_tuner.HyperParameters()]
         for parameter in self.hyperparameters.space:
@@ -319,10 +311,10 @@ class DepthOracle(PlacedOracle):
         )
 
     def as_built(self, trial: Trial, stage: int) -> tuple[float, bool] | None:
-        """Returns what the network of a finished trial gave as built, if it was measured.
+        """Returns the mean scaled perturbation of a stage, from 1, of a finished trial as built.
 
-        That is the mean scaled perturbation of a stage, from 1, and whether training has moved it
-        by more than two standard errors.
+        With it comes whether training has moved it by more than two standard errors. `None` if it
+        was not measured.
         """
         names = [log_key(name, stage) for name in (AS_BUILT, CHANGE_ERROR, MEAN)]
         if not all(map(trial.metrics.exists, names)):
@@ -446,10 +438,13 @@ class DepthOracle(PlacedOracle):
                 # run once more.
                 self._left_by[trial.trial_id] -= 1
                 return
-            trial.message = trial.message or self._message_of_worker(trial)
+            path = self._folder_of(trial) / FAILURE_FILE
+            if not trial.message:
+                trial.message = path.read_text(errors="replace") if path.exists() else None
         if trial.trial_id in self.waiting:
             self.waiting.remove(trial.trial_id)
-        if self.end_order and not self._knows(trial.hyperparameters):
+        known = {parameter.name for parameter in self.hyperparameters.space}
+        if self.end_order and any(p.name not in known for p in trial.hyperparameters.space):
             self.ongoing_trials.clear()
             self._fail(
                 "Hyperparameters other than the depths must not depend on them, and must be "
@@ -476,14 +471,6 @@ class DepthOracle(PlacedOracle):
         self._tell_end(own)
         self._release(own.trial_id)
         self._check_failures(own)
-
-    def _message_of_worker(self, trial):
-        path = self._folder_of(trial) / FAILURE_FILE
-        return path.read_text(errors="replace") if path.exists() else None
-
-    def _knows(self, hyperparameters):
-        known = {parameter.name for parameter in self.hyperparameters.space}
-        return {parameter.name for parameter in hyperparameters.space} <= known
 
     def _check_failures(self, trial):
         """Ends the search after too many failures in a row."""
@@ -734,8 +721,8 @@ def check_same_settings(before, settings, folder):
 def metric(trial, name):
     """Returns a number that a trial reported, as it was before rounding to single precision.
 
-    Workers report in single precision. The result must not depend on which process ran the trial,
-    and must print as it was measured: 0.3 and not 0.30000001192.
+    Workers report in single precision. The number is the same whichever process ran the trial, and
+    prints as it was measured: 0.3 and not 0.30000001192.
     """
     return float(str(np.float32(trial.metrics.get_best_value(name))))
 

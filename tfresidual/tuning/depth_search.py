@@ -35,7 +35,14 @@ from tfresidual.routing.chain import Chain
 from tfresidual.routing.images import check_images
 from tfresidual.settings import EPSILON
 from tfresidual.tuning import fingerprint
-from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, MEAN, compared_with_built, values_of
+from tfresidual.tuning.as_built import (
+    AS_BUILT,
+    CHANGE_ERROR,
+    MEAN,
+    compared_with_built,
+    standard_error,
+    values_of,
+)
 from tfresidual.tuning.chance import ERROR_SE, class_of_metric, error_of_guessing
 from tfresidual.tuning.depth_oracle import (
     KEPT_DISTANCE,
@@ -103,16 +110,15 @@ class DepthSearch(BuildingTuner):
 
     A trial trains a network with the arguments of `search`, then measures the scaled computational
     distance of every stage on held-out images, and what the same network gives as built. A
-    `DepthOracle` proposes the next depths; its documentation describes how, and when the search
-    ends. Networks are any Keras models in which `tfresidual.chain` finds the stages. Everything
-    else is as in keras-tuner: `search`, `results_summary`, `get_best_hyperparameters`,
-    `get_best_models`, callbacks, TensorBoard, `overwrite`, `max_trials`, further hyperparameters.
+    `DepthOracle` proposes the next depths and ends the search. Networks are any Keras models in
+    which `tfresidual.chain` finds the stages. Everything else is as in keras-tuner: `search`,
+    `results_summary`, `get_best_hyperparameters`, `get_best_models`, callbacks, TensorBoard,
+    `overwrite`, `max_trials`, further hyperparameters.
 
     The seed of a trial is determined by its depths: a repeated search gives the same result if the
-    data has the same order. An interrupted search resumes when the same program runs again:
-    finished trials are kept, and an unfinished one is started again. A program that builds other
-    networks, or trains them on other data or for another number of epochs, is refused in the same
-    folder.
+    data has the same order. An interrupted search resumes when the same program runs again; a
+    program that builds other networks, or trains them on other data or for another number of
+    epochs, is refused in the same folder. See docs/howto/depth_search.md.
 
     Example:
 
@@ -132,13 +138,12 @@ class DepthSearch(BuildingTuner):
         start: tuple of ints, the blocks of each stage in the first trial.
         min_blocks: int, or one int per stage: the smallest depth, 1 or more.
         max_blocks: int, or one int per stage: the largest depth.
-        tolerance: int, the number of blocks by which a stage of the result may be deeper than
-            necessary.
+        tolerance: int, how many blocks deeper than necessary a stage of the result may be.
         warm_start: whether a trial starts with the weights of the deepest finished trial that is
-            shallower, with new blocks between the old ones, see `tuning.interleave`. The distances
-            are then not those of networks trained from scratch.
-        probe_data: images for the measurements, a `tf.data.Dataset` of batches `(images, labels)`
-            or a pair of arrays; by default the validation data of `search`.
+            shallower, see `tuning.interleave`. The distances are then not those of networks trained
+            from scratch.
+        probe_data: images for the measurements, see `tfresidual.types.Images`; by default the
+            validation data of `search`.
         chain: function from the network of a trial to its `tfresidual.routing.Chain`, for example
             `lambda network: tfresidual.chain(network, blocks=Encoder)` to count whole layers. By
             default, `tfresidual.chain`.
@@ -156,8 +161,8 @@ class DepthSearch(BuildingTuner):
         ValueError: if an argument is invalid, or the folder holds a search of other networks.
 
     Reference:
-        Hauser 2019, "On residual networks learning a perturbation from identity", sections 2.3
-        and 3.5.1.
+        Hauser 2019, "On residual networks learning a perturbation from identity", sections 2.3 and
+        3.5.1.
     """
 
     def __init__(
@@ -240,11 +245,11 @@ class DepthSearch(BuildingTuner):
 
         Raises:
             ValueError: if there are no images for the measurements, a further hyperparameter has
-                infinitely many values, or the search in the folder began with other networks,
-                data or epochs.
+                infinitely many values, or the search in the folder began with other networks, data
+                or epochs.
             ConnectionError: in a worker, if no chief answers.
             OSError: if another process searches in the same folder, or a file cannot be read or
-                written, for example because the disk is full; the search can be resumed.
+                written; the search can be resumed.
             SearchError: if too many trials failed in a row.
         """
         data, name = self._images(fit_kwargs)
@@ -295,19 +300,18 @@ class DepthSearch(BuildingTuner):
         """Trains, measures and saves the network of a trial.
 
         Returns:
-            A dict of floats by name:
+            A dict of floats by name, averages over the executions (`"seconds"` is their sum):
 
             - `"blocks"` (all of them, the objective) and `"seconds"`;
-            - `"val_loss"` and the other metrics on the validation data; if the network is compiled
-              with an accuracy, also `"error"`, `"chance_error"`, that of always giving the most
-              common label, and `"error_se"`, the standard error with which they are compared;
+            - `"val_loss"` and the other metrics on the validation data; with an accuracy, also
+              `"error"`, `"chance_error"`, that of always giving the most common label, and
+              `"error_se"`, the standard error with which they are compared;
             - per stage `"stage1/blocks"`, `"stage1/distance"`, `"stage1/scaled_distance"` and the
               means, `"stage1/mean_scaled_perturbation_as_built"`, that of the untrained network,
-              and `"stage1/mean_scaled_perturbation_change_error"`, the standard error of its change
-              by training.
+              and `"stage1/mean_scaled_perturbation_change_error"`, the standard error of its
+              change.
 
-            Values are averages over the executions, `"seconds"` is their sum. The saved weights are
-            those of the execution whose worst stage has the smallest mean;
+            The saved weights are those of the execution whose worst stage has the smallest mean;
             `"stage1/kept_scaled_distance"` is the distance of that execution.
         """
         given = kwargs.pop("callbacks", None) or ()
@@ -346,7 +350,7 @@ class DepthSearch(BuildingTuner):
     def execute(
         self, trial: Trial, execution: int, *args: Any, callbacks: list[Any], **kwargs: Any
     ) -> dict[str, float]:
-        """Trains, measures and saves the network of a trial once.
+        """Does one training of a trial, and returns what it measured, see `run_trial`.
 
         Args:
             trial: the trial.
@@ -354,9 +358,6 @@ class DepthSearch(BuildingTuner):
             *args: positional arguments of `search`.
             callbacks: list of callbacks that belong to this training.
             **kwargs: the other arguments of `search`.
-
-        Returns:
-            What this training measured, see `run_trial`.
         """
         if is_worker() and not self._is_compared:
             self._compare_with_chief(args, kwargs)
@@ -568,7 +569,7 @@ class DepthSearch(BuildingTuner):
     def outcome(self) -> Outcome:
         """Returns the result of the search, or the reason why there is none, a `tuning.Outcome`.
 
-        Of several, with further hyperparameters, returns the one with the fewest blocks.
+        With further hyperparameters, this is the result with the fewest blocks.
         """
         outcomes = self.outcomes()
         found = [outcome for outcome in outcomes if outcome.blocks is not None]
@@ -587,35 +588,31 @@ class DepthSearch(BuildingTuner):
 
         Returns:
             A `pandas.DataFrame` with a row per trial and stage: `trial` (from 0), `status`
-            (`"completed"`, `"failed"` or `"running"`), further hyperparameters, `stage` (from 1),
-            `blocks`, `measured_blocks` (those that keep the shape, the rule's L), `distance`,
-            `scaled_distance`, `mean_perturbation`, `mean_scaled_perturbation`,
-            `scaled_distance_deviation` (standard deviation over executions), `depth_asked_for` (the
-            measured blocks that the rule asks for, if the distance did not change),
-            `mean_scaled_perturbation_as_built`, `mean_scaled_perturbation_change_error` (see
-            `run_trial`), `moved` (whether the change is more than two standard errors),
-            `meets_rule`, `found` (whether the trial is the result), `error`, `seconds`, the metrics
-            on the validation data and, with `warm_start`, `from_trial`, the id of the trial whose
-            weights were used. What a search of an earlier version did not measure is NaN, or
-            missing.
+                (`"completed"`, `"failed"` or `"running"`), further hyperparameters, `stage` (from
+                1), `blocks`, `measured_blocks` (those that keep the shape, the rule's L),
+                `distance`, `scaled_distance`, `mean_perturbation`, `mean_scaled_perturbation`,
+                `scaled_distance_deviation` (standard deviation over executions), `depth_asked_for`
+                (the measured blocks that the rule asks for, if the distance did not change),
+                `mean_scaled_perturbation_as_built`, `mean_scaled_perturbation_change_error` (see
+                `run_trial`), `moved` (whether the change is more than two standard errors),
+                `meets_rule`, `found` (whether the trial is the result), `error`, `seconds`, the
+                metrics on the validation data and, with `warm_start`, `from_trial`, the id of the
+                trial whose weights were used. What was not measured is NaN, or missing.
         """
         return trace_of(self._current())
 
     def get_best_hyperparameters(self, num_trials: int = 1) -> list[keras_tuner.HyperParameters]:
         """Returns the hyperparameters of trials that meet the rule, the fewest blocks first.
 
-        Raises:
-            RuntimeError: if no trial meets the rule.
+        A `RuntimeError` is raised if no trial meets it.
         """
         return [trial.hyperparameters for trial in self._best_trials(num_trials)]
 
     def get_best_models(self, num_models: int = 1) -> list[keras.Model]:
         """Returns the trained networks that meet the rule, the fewest blocks first.
 
-        If a trial has several executions, both their average and the kept network must meet it.
-
-        Raises:
-            RuntimeError: if there is no such network.
+        If a trial has several executions, both their average and the kept network must meet it. A
+        `RuntimeError` is raised if there is no such network.
         """
         trials = self._best_trials(None)
         kept = [trial for trial in trials if self._current().is_kept_met(trial)][:num_models]
@@ -707,11 +704,7 @@ def _other_depth(expected, found):
 
 
 def _check_memory(network, depths, fit_args, fit_kwargs):
-    """Fails the trial of a network whose training takes more memory than the machine has.
-
-    The estimate is a lower bound: weights and gradients, and, of a functional network for images of
-    a known size, what its layers return for a batch.
-    """
+    """Fails a trial if even a lower bound of the memory of its training does not fit."""
     data = fit_args[0] if fit_args else fit_kwargs.get("x")
     images = fit_args[2] if len(fit_args) > 2 else fit_kwargs.get("batch_size")
     if isinstance(data, tf.data.Dataset):
@@ -751,9 +744,8 @@ def _bytes_in_hdf5(network):
 def load_trained(network, path):
     """Loads the weights and the optimizer state that a trial saved into a compiled network.
 
-    Raises:
-        ValueError: if the weights are missing or damaged, or those of another network, or their
-            file leads to other files or becomes many times its size.
+    A `ValueError` is raised if they are missing, damaged or those of another network, or if their
+    file leads to other files or becomes many times its size.
     """
     if not pathlib.Path(path).exists():
         raise errors.FatalValueError(
@@ -830,16 +822,11 @@ def _averaged(results):
         if value == AS_BUILT:
             changes = [result[f"{stage}/{MEAN}"] - result[name] for result in results]
             error = f"{stage}/{CHANGE_ERROR}"
-            averaged[error] = max(averaged[error], _over_seeds(changes))
+            averaged[error] = max(averaged[error], standard_error(changes))
     if ERROR_SE in averaged:
-        of_seeds = _over_seeds([result["error"] for result in results])
+        of_seeds = standard_error([result["error"] for result in results])
         averaged[ERROR_SE] = max(averaged[ERROR_SE], of_seeds)
     return averaged
-
-
-def _over_seeds(values):
-    """Returns the standard error of the mean of several trainings."""
-    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def _worst(measured):

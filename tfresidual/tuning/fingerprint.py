@@ -1,7 +1,7 @@
 """What the measurements of a search depend on: its networks, and how they are trained.
 
-Searches in one folder are compared by it. It does not depend on the process, the names of layers,
-or the machine.
+Searches in one folder are compared by it, whatever the process, the names of layers and the
+machine.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def _of_array(data):
 def of_network(build, chain_of=None):
     """Returns the fingerprint of a network, as JSON can hold it, or `None` if it is no network.
 
-    It has the configuration and the weights' shapes of the layers, the optimizer and the loss, and
-    the outputs for fixed weights and inputs; of other networks than those of this package also what
-    their blocks are.
+    It has the configuration of the layers, the optimizer and the loss, the shapes of the weights,
+    the outputs for fixed weights and inputs and, for networks not of this package, what their
+    blocks are.
 
     Args:
         build: function without arguments that returns the compiled network. It is called again if
@@ -226,10 +226,7 @@ def _inputs(network):
 
 
 def _response(network):
-    """Returns outputs for fixed inputs and weights, which overwrite those of the network.
-
-    They tell layers with one configuration apart.
-    """
+    """Returns outputs for fixed inputs and weights, which overwrite those of the network."""
     rng = np.random.default_rng(0)
     for weight in network.weights:
         if "float" in weight.dtype:

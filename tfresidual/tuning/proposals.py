@@ -1,9 +1,9 @@
 """Pure functions that determine from measurements which depths to train next.
 
-The search assumes that the mean scaled perturbation of a stage decreases as the stage gets deeper,
-and that the stages hardly depend on one another: a measurement of a stage at some depth is used
-whatever the depths of the other stages were. The result of a search does not rely on the second
-assumption: it is a single trained network in which all stages meet the rule.
+The search assumes that the mean scaled perturbation of a stage decreases with its depth, and that
+stages hardly depend on one another: a measurement of a stage is used whatever the depths of the
+others were. The result does not rely on the second assumption: it is a single trained network in
+which all stages meet the rule.
 """
 
 from __future__ import annotations
@@ -139,10 +139,7 @@ def _is_as_deep(setting, other):
 
 
 def _shallower(setting, failing, too_much):
-    """Returns the setting, or a shallower one above the failing depths that may be trainable.
-
-    The setting moves half-way to them repeatedly, since one block less would hardly be enough.
-    """
+    """Returns the setting, moved half-way to the failing depths until it may be trainable."""
     while any(_is_as_deep(setting, other) for other in too_much):
         half = tuple(
             max(low + 1, (low + depth) // 2) for low, depth in zip(failing, setting, strict=True)
@@ -154,11 +151,7 @@ def _shallower(setting, failing, too_much):
 
 
 def _beside(setting, measured, failed, best, limits, epsilon):
-    """Returns settings near one that was tried and unexpectedly did not meet the rule.
-
-    The cause may be noise or the other stages. The stages that failed become one block deeper, as
-    long as the whole stays shallower than the best setting.
-    """
+    """Returns settings near one that failed the rule, due to noise or the other stages."""
     trials = {tuple(m.blocks for m in trial): trial for trial in measured}
     while setting in trials and setting not in failed:
         setting = tuple(m.blocks + (not m.meets(epsilon)) for m in trials[setting])
@@ -171,11 +164,7 @@ def _beside(setting, measured, failed, best, limits, epsilon):
 
 
 class _Stage:
-    """Bracket of one stage: its deepest failing depth and the shallowest one above that meets.
-
-    If a whole network meets the rule, failures of the stage at that network's depth or deeper (due
-    to noise or to the other stages) no longer count.
-    """
+    """Bracket of one stage: its deepest failing depth and the shallowest one above that meets."""
 
     def __init__(self, measured, best, start, smallest, largest, epsilon, tolerance):
         self.measured = measured

@@ -74,14 +74,12 @@ def supervise(
         workers: int, the number of workers that train at once.
         folder: where the output of the processes is written, `chief.log`, `worker0.log` and so on.
         watch: function that is called several times per second, or `None`.
-        restarts: int, the number of times in a row that a process may die within five minutes of
-            its start.
+        restarts: int, how often in a row a process may die within five minutes of its start.
 
     Raises:
         ValueError: if an argument is invalid.
         NotADirectoryError: if `folder` is not a folder and cannot be created as one.
-        SearchError: if a process died too often; the message includes the error at the end of its
-            output.
+        SearchError: if a process died too often; the message ends with the error in its output.
     """
     is_list = isinstance(command, (list, tuple)) and all(isinstance(c, str) for c in command)
     if not is_list or not command or not command[0]:

@@ -49,27 +49,24 @@ class Outcome:
     """Result of a search, or the reason why there is none.
 
     Attributes:
-        status: `"found"`, `"no better than chance"` (a depth meets the rule, but the error of its
-            network is not lower than that of guessing by two standard errors), `"not satisfied"` (a
-            stage does not meet the rule at its largest depth), `"failed"` (networks could not be
-            trained) or `"searching"` (not finished: still running or interrupted, or `max_trials`
-            was too small).
+        status: `"found"`, `"no better than chance"` (a depth meets the rule, but its network does
+            not beat guessing, see `is_better_than_chance`), `"not satisfied"` (a stage does not
+            meet the rule at its largest depth), `"failed"` (networks could not be trained) or
+            `"searching"` (not finished: still running or interrupted, or `max_trials` was too
+            small).
         blocks: tuple of ints, the fewest blocks per stage that were trained and meet the rule;
             `None` if there are none yet.
         trial: int, the index of that trial in the order of all trials, from 0, or `None`.
         message: str, the outcome in a sentence.
         hyperparameters: dict with the values of the other hyperparameters to which this applies.
-        error: float, the error rate of that trial on the validation data, or `None` if there is no
-            such trial, or its network was compiled without an accuracy.
-        chance_error: float, the error rate of always giving the most common label of the validation
-            data, or `None` if it is not known.
+        error: float, the error rate of that trial on the validation data, or `None` without such a
+            trial or an accuracy. `None` also means "not known" in what follows.
+        chance_error: float, the error rate of always giving the most common label of that data.
         is_better_than_chance: whether `error` is lower than `chance_error` by two standard errors
-            (over the images or, if that is larger, over executions); `None` if it is not known.
+            (over the images or, if that is larger, over executions).
         as_built: tuple of floats, the mean scaled perturbation of each stage in the network of that
-            trial before training, with the moving statistics of one pass over the images; `None` if
-            it is not known.
-        moved: tuple of bools, whether training has moved the mean scaled perturbation of each stage
-            by more than two standard errors from that; `None` if it is not known.
+            trial before training, with the moving statistics of one pass over the images.
+        moved: tuple of bools, whether training has moved each of these by two standard errors.
     """
 
     status: Literal["found", "no better than chance", "not satisfied", "failed", "searching"]

@@ -46,8 +46,8 @@ def interleave(
     has no operation after the addition.
 
     The networks are two of this package, or two others whose chains have blocks of the same kinds.
-    In others, a branch is multiplied by changing the weights of the layer that ends it. The weights
-    that belong to no block are matched by their paths or, if these differ, by their order; of such
+    In others, a branch is multiplied by changing the weights of the layer that ends it. Weights
+    outside of blocks are matched by their paths or, if these differ, by their order; of such
     networks, only the names and shapes of weights are compared.
 
     Args:
@@ -257,10 +257,7 @@ def _allowed(state):
 
 
 def _last_layer(chain, block, images):
-    """Returns the weights of the last layer by which the branch of a block can be multiplied.
-
-    That is an empty list if the branch is zero anyway, and `None` if there is no such layer.
-    """
+    """Returns the weights of the last layer that scales a branch, `[]` for a branch of zeros."""
     own, state = _block_and_state(chain, block, images)
 
     def found():

@@ -86,8 +86,7 @@ def _environment():
 def wait_for_chief(client, timeout):
     """Lets a worker repeat unanswered requests, since the chief may be restarted.
 
-    From now on, requests of its client raise a `ConnectionError` if no chief has answered for
-    `timeout` seconds.
+    After `timeout` seconds without an answer, requests raise a `ConnectionError`.
     """
     options = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]
     address = f"{os.environ[IP]}:{os.environ[PORT]}"
@@ -125,14 +124,10 @@ class _PatientStub:
 def serve(oracle):
     """Answers workers until the search is over and all of them have been told.
 
-    Args:
-        oracle: a `DepthOracle`. Its attribute `watch`, if it is not `None`, is called several times
-            per second.
-
-    Raises:
-        OSError: if the address is in use.
-        SearchError: if too many trials failed in a row, or the oracle raised an error. The files on
-            disk are kept, as if the process had been killed.
+    The attribute `watch` of the oracle is called several times per second unless it is `None`. An
+    `OSError` is raised if the address is in use, a `SearchError` if too many trials failed in a
+    row, or the oracle raised an error. The files on disk are kept, as if the process had been
+    killed.
     """
     # A single thread does all work on the oracle.
     thread = futures.ThreadPoolExecutor(max_workers=1)
@@ -165,10 +160,7 @@ def serve(oracle):
 
 
 class _Answers:
-    """Answers requests until the oracle raises an error, after which its state is unknown.
-
-    Workers then find the chief unavailable, as if it had been killed, and repeat their requests.
-    """
+    """Answers requests until the oracle raises an error; then the chief is unavailable."""
 
     def __init__(self, thread):
         self.thread = thread
