@@ -1,12 +1,12 @@
 """Chains from SavedModels: the frames of all probes, losses, memory, and damaged folders.
 
-    python test_reader.py FOLDER NAME [NAME ...]
+    python test_reader.py FOLDER
 
-is what the tests start as another process: it opens the SavedModels FOLDER/NAME, without the code
-that builds networks, and writes the frames of all probes on them as FOLDER/NAME.pickle. They are
-compared with those of the live network, number by number: they are equal, but for gradients that
-TensorFlow adds up in another order, where blocks take an anchor and in models by hand. There they
-agree to 1e-5 of the largest number of a column, in bfloat16 to 0.5 %.
+is what the tests start as another process: it opens FOLDER/net, without the code that builds
+networks, and writes the frames of all probes on it. They are compared with those of the live
+network, number by number: they are equal, but for gradients that TensorFlow adds up in another
+order, where blocks take an anchor and in models by hand. There they agree to 1e-5 of the largest
+number of a column, in bfloat16 to 0.5 %.
 
 Not covered: SavedModels that another version of TensorFlow or of this package wrote.
 """
@@ -18,13 +18,13 @@ import os
 import pathlib
 import pickle
 import shutil
-import subprocess
 import sys
-import time
+import types
 
 import keras
 import numpy as np
 import pandas as pd
+import processes
 import pytest
 import tensorflow as tf
 from reference.small_networks import BFLOAT16, functional_network, small_images, small_network
@@ -33,11 +33,9 @@ from refusals import refused
 import tfresidual as tfr
 from tfresidual import probes, training
 from tfresidual.routing import Block, Chain, Stage, evaluator, routes
-from tfresidual.routing.losses import loss_from, loss_of
 from tfresidual.routing.plan import plan_of
 from tfresidual.saved_model.format import LAYOUT_FILE
 from tfresidual.sources.exporting import export
-from tfresidual.sources.outputs import kind_of
 
 # Networks whose first stage has a block that keeps the shape, and whose last has another one.
 TWO_STAGES = {"blocks": (1, 2), "widths": (2, 3), "transition": "convolution"}
@@ -53,10 +51,11 @@ NETWORKS = {
 IMAGES = 4
 
 
-def network_of(kind, dtype="float32"):
+def network_of(kind, dtype):
     """A network, after a step of training where it is one that is coupled."""
     from reference.random_network import random_batch, random_network
 
+    keras.utils.set_random_seed(3)
     if NETWORKS[kind] is None:
         return functional_network(dtype)
     if kind != "coupled":
@@ -113,7 +112,7 @@ def frames_of(source, data):
     return {name: probe() for name, probe in probes_of(tfr.chain(source), data).items()}
 
 
-def open_and_probe(folder, *names):
+def open_and_probe(folder):
     """What the other process does."""
 
     def refuse(*args, **kwargs):
@@ -123,80 +122,38 @@ def open_and_probe(folder, *names):
     tfr.networks.ResidualNetwork.__init__ = tfr.layers.ResidualUnit.__init__ = refuse
     tfr.layers.ResidualUnit.__call__ = tfr.layers.BatchNormalization.__call__ = refuse
     keras.saving.load_model = keras.Model.__init__ = refuse
-    with np.load(pathlib.Path(folder, "data.npz")) as data:
-        data = data["images"], data["labels"]
-    for name in names:
-        path = pathlib.Path(folder, f"{name}.pickle")
-        frames = frames_of(pathlib.Path(folder, name), data)
-        path.with_suffix(".half").write_bytes(pickle.dumps(frames))
-        path.with_suffix(".half").rename(path)
+    frames = frames_of(pathlib.Path(folder, "net"), DATA)
+    pathlib.Path(folder, "frames").write_bytes(pickle.dumps(frames))
 
 
-class Elsewhere:
-    """The frames of SavedModels, computed in another process."""
-
-    def __init__(self, folder, kinds):
-        from reference.random_network import random_batch
-
-        self.folder, self.live = folder, {}
-        for name, (kind, dtype) in kinds.items():
-            keras.utils.set_random_seed(3)
-            self.live[name] = network_of(kind, dtype)
-            export(self.live[name], folder / name)
-        self.data = random_batch(next(iter(self.live.values())), images=IMAGES)
-        np.savez(folder / "data.npz", images=self.data[0], labels=self.data[1])
-        with (folder / "errors").open("w") as errors:
-            command = [sys.executable, __file__, folder, *kinds]
-            self.process = subprocess.Popen(
-                list(map(str, command)),
-                stdout=errors,
-                stderr=errors,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            )
-
-    def frames(self, name):
-        path, deadline = self.folder / f"{name}.pickle", time.monotonic() + 500
-        while not path.exists():
-            if self.process.poll() is not None and not path.exists():
-                raise AssertionError((self.folder / "errors").read_text()[-3000:])
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        return pickle.loads(path.read_bytes())
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-
-
-DEFAULT = {"shared": ("shared", "float32")}
-FURTHER = {
-    f"{kind}, {dtype}": (kind, dtype)
-    for kind in NETWORKS
-    for dtype in ("float32", BFLOAT16)
-    # Opened as in `test_a_layer_by_hand_in_mixed_precision`.
-    if (kind, dtype) not in (*DEFAULT.values(), ("functional", BFLOAT16))
-}
-
-
-def opened_elsewhere(kinds):
-    @pytest.fixture(scope="module")
-    def fixture(tmp_path_factory):
-        other = Elsewhere(tmp_path_factory.mktemp("exports"), kinds)
-        yield other
-        other.close()
-
-    return fixture
-
-
-elsewhere, further = opened_elsewhere(DEFAULT), opened_elsewhere(FURTHER)
-# The SavedModels of every run, and all others.
-both = pytest.mark.parametrize(
-    "of",
-    [
-        pytest.param("elsewhere", marks=pytest.mark.system),
-        pytest.param("further", marks=pytest.mark.nightly),
-    ],
+DATA = (
+    np.random.default_rng(1).normal(size=(IMAGES, 8, 8, 3)).astype("float32"),
+    np.random.default_rng(2).integers(0, 5, IMAGES),
 )
+SHARED = ("shared", "float32")
+KINDS = [(kind, dtype) for kind in NETWORKS for dtype in ("float32", BFLOAT16)]
+# Opened as in `test_a_layer_by_hand_in_mixed_precision`.
+KINDS.remove(("functional", BFLOAT16))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, marks=pytest.mark.system if kind == SHARED else pytest.mark.nightly)
+        for kind in KINDS
+    ],
+    ids=str,
+)
+def case(request, tmp_path_factory):
+    """A network and the folder of its SavedModel."""
+    path, net = tmp_path_factory.mktemp("case") / "net", network_of(*request.param)
+    export(net, path)
+    return types.SimpleNamespace(kind=request.param, net=net, path=path)
+
+
+def cases(*kinds, mark=pytest.mark.nightly):
+    params = [pytest.param(kind, marks=mark) for kind in kinds]
+    return pytest.mark.parametrize("case", params, indirect=True, ids=str)
 
 
 # Of what little is compiled.
@@ -209,83 +166,66 @@ FORWARD = (
 )
 
 
-def assert_frames_agree(frames, expected, dtype="float32", is_exact=True):
+def assert_frames_agree(frames, expected, allowed=0):
+    """Numbers that gradients are a part of may differ by a share of the largest of their column."""
     assert list(frames) == list(expected)
     for name, frame in frames.items():
-        if is_exact or name in FORWARD:
-            if isinstance(frame, pd.DataFrame):
-                pd.testing.assert_frame_equal(frame, expected[name], check_exact=True, obj=name)
-            else:
-                np.testing.assert_array_equal(frame, expected[name], err_msg=name)
-        else:
-            assert_close(frame, expected[name], 1e-5 if dtype == "float32" else 0.005, name)
+        columns, others = (
+            dict(one) if isinstance(one, pd.DataFrame) else {"": one}
+            for one in (frame, expected[name])
+        )
+        assert list(columns) == list(others)
+        for column, other in others.items():
+            values, other = np.asarray(columns[column]), np.asarray(other)
+            assert values.dtype == other.dtype
+            if not allowed or name in FORWARD or other.dtype.kind not in "fiu":
+                np.testing.assert_array_equal(values, other, err_msg=f"{name} {column}")
+                continue
+            # Residuals are shares of an eigenvalue.
+            largest = np.nanmax(np.abs(other), initial=column == "residual")
+            np.testing.assert_allclose(
+                values, other, rtol=0, atol=allowed * largest, err_msg=f"{name} {column}"
+            )
 
 
-def assert_close(frame, expected, allowed, name):
-    """Numbers may differ by a share of the largest of their column."""
-    if isinstance(frame, pd.DataFrame):
-        assert frame.columns.tolist() == expected.columns.tolist()
-        assert len(frame) == len(expected)
-        columns = {column: (frame[column], expected[column]) for column in frame}
-    else:
-        columns = {"": (frame, expected)}
-    for column, values in columns.items():
-        values = [np.asarray(value) for value in values]
-        if values[0].dtype.kind not in "fiu":
-            np.testing.assert_array_equal(*values)
-            continue
-        np.testing.assert_array_equal(*map(np.isnan, values), err_msg=f"{name} {column}")
-        largest = np.nanmax(np.abs(values[1]), initial=0)
-        if column == "residual":
-            # Shares of an eigenvalue.
-            largest = max(largest, 1)
-        difference = np.nanmax(np.abs(values[0] - values[1]), initial=0)
-        assert difference <= allowed * largest, f"{name} {column}: {difference} of {largest}"
-
-
-def is_exact(kind):
-    return kind not in ("convergent", "bounded", "functional")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.system) for name in DEFAULT),
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in FURTHER),
-    ],
-)
-def test_frames_of_a_saved_model_are_those_of_the_network(request, name):
-    of = request.getfixturevalue("elsewhere" if name in DEFAULT else "further")
-    kind, dtype = (DEFAULT | FURTHER)[name]
-    expected, frames = frames_of(of.live[name], of.data), of.frames(name)
-    assert_frames_agree(frames, expected, dtype, is_exact(kind))
+def test_frames_of_a_saved_model_are_those_of_the_network(case):
+    result = processes.run(pathlib.Path(__file__), case.path.parent)
+    assert result.returncode == 0, result.stderr
+    frames = pickle.loads((case.path.parent / "frames").read_bytes())
+    kind, dtype = case.kind
+    is_exact = kind not in ("convergent", "bounded", "functional")
+    allowed = 1e-5 if dtype == "float32" else 0.005
+    assert_frames_agree(frames, frames_of(case.net, DATA), 0 if is_exact else allowed)
     assert (frames["block_metrics"]["gradient_norm"] > 0).any()
 
 
-@both
-def test_the_chain_says_what_the_live_one_says(of, request):
-    of = request.getfixturevalue(of)
-    for name, net in of.live.items():
-        live, loaded = tfr.chain(net), tfr.chain(of.folder / name)
-        assert str(loaded) == str(live)
-        assert loaded.input_shape == live.input_shape
-        assert loaded.outputs == live.outputs
-        assert [w.shape for w in loaded.weights] == [w.shape for w in live.weights]
-        for block, other in zip(loaded.blocks, live.blocks, strict=True):
-            assert block.keeps_shape == other.keeps_shape
-            assert block.takes_anchor == other.takes_anchor
-            assert list(block.weights) == list(other.weights)
-            for role, weight in block.weights.items():
-                np.testing.assert_array_equal(weight, other.weights[role])
-                assert any(weight is known for known in loaded.weights)
+def test_the_chain_says_what_the_live_one_says(case):
+    live, loaded = tfr.chain(case.net), tfr.chain(case.path)
+    assert str(loaded) == str(live)
+    assert (loaded.input_shape, loaded.outputs) == (live.input_shape, live.outputs)
+    assert [w.shape for w in loaded.weights] == [w.shape for w in live.weights]
+    for block, other in zip(loaded.blocks, live.blocks, strict=True):
+        assert (block.keeps_shape, block.takes_anchor) == (other.keeps_shape, other.takes_anchor)
+        assert list(block.weights) == list(other.weights)
+        for role, weight in block.weights.items():
+            np.testing.assert_array_equal(weight, other.weights[role])
+            assert any(weight is known for known in loaded.weights)
+    if case.kind[0] == "shared":
+        one, other = (block.weights for block in loaded.stages[1].blocks)
+        shared = [role for role in one if one[role] is other[role]]
+        assert {role for role in one if role.endswith("kernel")} <= set(shared) < set(one)
+    assert bytes_of_image(loaded) == pytest.approx(bytes_of_image(live), rel=0.3)
 
-    if "shared" not in of.live:
-        return
-    one, other = tfr.chain(of.folder / "shared").stages[1].blocks
-    kernels = [role for role in one.weights if role.endswith("kernel")]
-    assert kernels
-    assert all(one.weights[role] is other.weights[role] for role in kernels)
-    assert not all(one.weights[role] is other.weights[role] for role in one.weights)
+
+def bytes_of_image(chain):
+    """The memory that the evaluator expects an image to take, on routes of several kinds."""
+    chosen = [routes.unperturbed(chain), routes.drop(chain, (1, 0))]
+    chosen.append(routes.repeat_last_block(chain, 1, 2, scale=0.5))
+    images = tf.zeros([1, *chain.input_shape])
+    runner = evaluator._Runner(
+        chain, plan_of(chain, chosen), False, np.inf, images, tf.zeros([1], tf.int64)
+    )
+    return runner.bytes_per_image
 
 
 @pytest.mark.system
@@ -319,50 +259,34 @@ def sparse_by_hand(labels, outputs):
     return keras.losses.sparse_categorical_crossentropy(labels, outputs)
 
 
+def mean_squared_error(labels, outputs):
+    """A function called like one of Keras."""
+    return 3 * squares_by_hand(labels, outputs)
+
+
 @keras.saving.register_keras_serializable("tests")
 class OwnLoss(keras.losses.Loss):
     def call(self, labels, outputs):
         return squares_by_hand(labels, outputs)
 
 
-of_name = keras.losses
-# The loss, the labels it takes, and the last activation.
+SMOOTHED = keras.losses.CategoricalCrossentropy(label_smoothing=0.1)
+FOCAL = keras.losses.CategoricalFocalCrossentropy(gamma=1.5, from_logits=True)
+# The loss, the labels it takes, the last activation, and whether it is traced.
 LOSSES = {
-    "not compiled": (None, ANY_LABELS, "softmax"),
-    "not compiled, logits": (None, ANY_LABELS, None),
-    "not compiled, labels": (None, (SEVERAL,), "sigmoid"),
-    "sparse": ("sparse_categorical_crossentropy", ANY_LABELS, "softmax"),
-    "categorical": ("categorical_crossentropy", ANY_LABELS, "softmax"),
-    "a function": (of_name.categorical_crossentropy, ANY_LABELS, "softmax"),
-    "an object": (of_name.SparseCategoricalCrossentropy(), ANY_LABELS, "softmax"),
-    "an object, logits": (
-        of_name.CategoricalCrossentropy(from_logits=True),
-        ANY_LABELS,
-        None,
-    ),
-    "label smoothing": (
-        of_name.CategoricalCrossentropy(label_smoothing=0.1),
-        (ROWS, ROWS.astype("int64")),
-        "softmax",
-    ),
-    "focal": (of_name.CategoricalFocalCrossentropy(gamma=1.5), (ROWS,), "softmax"),
-    "binary": ("binary_crossentropy", (SEVERAL,), "sigmoid"),
-    "binary, logits": (
-        of_name.BinaryCrossentropy(from_logits=True, label_smoothing=0.2),
-        (SEVERAL,),
-        None,
-    ),
-    "several labels": (training.MultiLabelCrossentropy(), (SEVERAL,), "sigmoid"),
-    "mse": ("mse", (ROWS,), "softmax"),
-    "an object of squares": (of_name.MeanSquaredError(), (ROWS,), None),
-    "by hand": (squares_by_hand, (ROWS,), "softmax"),
-    "by hand, of floats": (squares_of_floats, (ROWS,), "softmax"),
-    "by hand, of indices": (sparse_by_hand, (INDICES, INDICES[:, None]), "softmax"),
-    "a class by hand": (OwnLoss(), (ROWS, ROWS.astype("int64")), "sigmoid"),
+    "not compiled": (None, ANY_LABELS, "softmax", False),
+    "not compiled, labels": (None, (SEVERAL,), "sigmoid", False),
+    "a name": ("sparse_categorical_crossentropy", ANY_LABELS, "softmax", False),
+    "label smoothing": (SMOOTHED, (ROWS, ROWS.astype("int64")), "softmax", False),
+    "an object, logits": (FOCAL, (ROWS,), None, False),
+    "several labels": (training.MultiLabelCrossentropy(), (SEVERAL,), "sigmoid", False),
+    "by hand": (squares_by_hand, (ROWS,), "softmax", True),
+    "by hand, of floats": (squares_of_floats, (ROWS,), "softmax", True),
+    "by hand, of indices": (sparse_by_hand, (INDICES, INDICES[:, None]), "softmax", True),
+    "by hand, with a name of Keras": (mean_squared_error, (ROWS,), "softmax", True),
+    "a class by hand": (OwnLoss(), (ROWS, ROWS.astype("int64")), "sigmoid", True),
 }
-BY_HAND = ("by hand", "by hand, of floats", "by hand, of indices", "a class by hand")
-# One that the layout names and one that is traced; `sparse_by_hand` follows below.
-IN_DEFAULT = ("label smoothing", "a class by hand")
+IN_DEFAULT = ("label smoothing", "a class by hand", "by hand, with a name of Keras")
 
 
 def loss_and_gradient(chain, labels, images):
@@ -386,45 +310,16 @@ def assert_losses_agree(chain, other, labels):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(
-            name,
-            marks=[] if name in IN_DEFAULT else [pytest.mark.nightly],
-        )
-        for name in LOSSES
-    ],
+    [pytest.param(n, marks=[] if n in IN_DEFAULT else [pytest.mark.nightly]) for n in LOSSES],
 )
 def test_losses_are_those_of_the_network(tmp_path, name):
-    loss, kinds, activation = LOSSES[name]
+    loss, kinds, activation, is_traced = LOSSES[name]
     net = small_network(activation, loss=loss)
     export(net, tmp_path / "net")
-    loaded = tfr.chain(tmp_path / "net")
+    layout = json.loads((tmp_path / "net" / LAYOUT_FILE).read_text())
+    assert (layout["loss"] is None) == is_traced
     for labels in kinds:
-        assert_losses_agree(loaded, tfr.chain(net), labels)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_is_made_again_from_what_names_it(name):
-    """Those by hand have no name."""
-    loss, kinds, activation = LOSSES[name]
-    net = small_network(activation, loss=loss)
-    live = loss_of(net, kind_of(net))
-    assert hasattr(live, "description") == (name not in BY_HAND)
-    if name in BY_HAND:
-        return
-    again = loss_from(json.loads(json.dumps(live.description)))
-    outputs = net(small_images())
-    for labels in kinds:
-        np.testing.assert_array_equal(again(labels, outputs), live(labels, outputs))
-
-
-def test_a_function_that_is_called_like_one_of_keras_is_not_taken_for_it(tmp_path):
-    def mean_squared_error(labels, outputs):
-        return 3 * squares_by_hand(labels, outputs)
-
-    net = small_network(loss=mean_squared_error)
-    export(net, tmp_path / "net")
-    assert_losses_agree(tfr.chain(tmp_path / "net"), tfr.chain(net), ROWS)
+        assert_losses_agree(tfr.chain(tmp_path / "net"), tfr.chain(net), labels)
 
 
 def test_labels_that_a_traced_loss_does_not_take(tmp_path):
@@ -455,35 +350,22 @@ def exported_and_opened(chain, path):
     return tfr.chain(path)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["ordinary, float32", "convergent, float32"])
-def test_a_chain_of_a_saved_model_is_exported_again(further, tmp_path, name):
-    first = tfr.chain(further.folder / name)
+@cases(("ordinary", "float32"), ("convergent", "float32"))
+def test_a_chain_of_a_saved_model_is_exported_again(case, tmp_path):
+    first = tfr.chain(case.path)
     again = exported_and_opened(first, tmp_path / "again")
     assert str(again) == str(first)
-    layouts = [
-        json.loads((folder / LAYOUT_FILE).read_text())
-        for folder in (further.folder / name, tmp_path / "again")
-    ]
+    paths = (case.path, tmp_path / "again")
+    layouts = [json.loads((path / LAYOUT_FILE).read_text()) for path in paths]
     assert layouts[0] == layouts[1]
     frames, expected = (
-        {key: of[key]() for key in ("lipschitz", *CHEAP) if key in of}
-        for of in (probes_of(chain, further.data) for chain in (again, first))
+        {name: of[name]() for name in ("lipschitz", *CHEAP) if name in of}
+        for of in (probes_of(chain, DATA) for chain in (again, first))
     )
     assert_frames_agree(frames, expected)
 
 
-def routes_of(chain):
-    return {
-        "a block less": routes.drop(chain, (2, 0)),
-        "no block": routes.drop(chain, (1, 0)),
-        "repeated": routes.repeat_last_block(chain, 2, 2),
-        "repeated, scaled": routes.repeat_last_block(chain, 2, 1, scale=0.5),
-        "shuffled": routes.swap(chain, 2, 0, 1),
-    }
-
-
-@pytest.mark.system
+@cases(SHARED, mark=pytest.mark.system)
 @pytest.mark.parametrize(
     ("source", "name"),
     [
@@ -493,19 +375,21 @@ def routes_of(chain):
         pytest.param("live", "repeated, scaled", marks=pytest.mark.nightly),
     ],
 )
-def test_a_route_is_exported_as_a_chain(elsewhere, tmp_path, source, name):
-    live = tfr.chain(elsewhere.live["shared"])
-    start = live if source == "live" else tfr.chain(elsewhere.folder / "shared")
-    followed = routes.follow(start, routes_of(start)[name])
-    opened = exported_and_opened(followed, tmp_path / "net")
-    images, labels = elsewhere.data
-    expected = routes.follow(live, routes_of(live)[name])(images)
-    np.testing.assert_allclose(opened(images), expected, rtol=2e-6, atol=1e-7)
-    assert opened.name == routes_of(start)[name].name
-    assert [len(stage.blocks) for stage in opened.stages] == [
-        len(stage.blocks) for stage in followed.stages
-    ]
-    frames = [probes.readout(chain, (images, labels)) for chain in (opened, followed)]
+def test_a_route_is_exported_as_a_chain(case, tmp_path, source, name):
+    def followed(chain):
+        is_drop = name == "no block"
+        route = (
+            routes.drop(chain, (1, 0)) if is_drop else routes.repeat_last_block(chain, 2, 1, 0.5)
+        )
+        return route.name, routes.follow(chain, route)
+
+    expected_name, start = followed(tfr.chain(case.net if source == "live" else case.path))
+    opened = exported_and_opened(start, tmp_path / "net")
+    _, expected = followed(tfr.chain(case.net))
+    np.testing.assert_allclose(opened(DATA[0]), expected(DATA[0]), rtol=2e-6, atol=1e-7)
+    assert opened.name == expected_name
+    assert [len(one.blocks) for one in opened.stages] == [len(one.blocks) for one in start.stages]
+    frames = [probes.readout(chain, DATA) for chain in (opened, start)]
     pd.testing.assert_frame_equal(*frames, rtol=1e-5)
 
 
@@ -554,17 +438,6 @@ def test_a_chain_by_hand(tmp_path):
 # Memory
 
 
-def bytes_of_image(chain):
-    """What the evaluator reckons with for an image, on routes of several kinds."""
-    chosen = [routes.unperturbed(chain), routes.drop(chain, (1, 0))]
-    chosen.append(routes.repeat_last_block(chain, 1, 2, scale=0.5))
-    images = tf.zeros([1, *chain.input_shape])
-    runner = evaluator._Runner(
-        chain, plan_of(chain, chosen), False, np.inf, images, tf.zeros([1], tf.int64)
-    )
-    return runner.bytes_per_image
-
-
 @pytest.mark.system
 def test_nothing_of_a_chain_that_is_dropped_stays(tmp_path):
     """TensorFlow alone keeps some 20,000 objects per SavedModel, 30 MB.
@@ -588,14 +461,6 @@ def test_nothing_of_a_chain_that_is_dropped_stays(tmp_path):
     )
 
 
-@both
-def test_memory_is_estimated_as_for_the_network(of, request):
-    of = request.getfixturevalue(of)
-    for name, net in of.live.items():
-        live, loaded = tfr.chain(net), tfr.chain(of.folder / name)
-        assert bytes_of_image(loaded) == pytest.approx(bytes_of_image(live), rel=0.3), name
-
-
 # Folders that cannot be opened
 
 
@@ -613,7 +478,10 @@ def damaged(saved, tmp_path):
     return tmp_path / "net"
 
 
-def assert_refused(path, words="damaged or incomplete", error=ValueError):
+DAMAGED = "damaged or incomplete"
+
+
+def assert_refused(path, words=DAMAGED, error=ValueError):
     with pytest.raises(error) as raised:
         tfr.chain(path)
     message = str(raised.value)
@@ -654,54 +522,44 @@ def without(layout, part):
     layout["pieces"] = [name for name in layout["pieces"] if not name.endswith(part)]
 
 
-VALUE = "damaged or incomplete (ValueError: tfresidual.json: "
-# Changes of the layout, and what the error says.
+# Changes of the layout.
 CHANGES = {
-    "another format": ({"format": 3, "tfresidual": "9.8.7"}, "tfresidual 9.8.7 wrote a newer one"),
-    "pieces that are not there": ({"pieces": ["stem", "head", "nothing"]}, VALUE),
-    "fewer pieces": ({"pieces": ["stem"]}, VALUE),
-    "pieces that are no names": ({"pieces": [3]}, "damaged"),
-    "no list of pieces": ({"pieces": None}, VALUE),
-    "more parameters": ({"parameters": 99}, "damaged"),
-    "fewer parameters": ({"parameters": 1}, VALUE),
-    "parameters that are no number": ({"parameters": "many"}, VALUE),
-    "stages that are none": ({"stages": "xy"}, VALUE),
-    "no stages": ({"stages": None}, VALUE),
-    "no shape": ({"input_shape": None}, VALUE),
-    "a block that lacks keys": ({"stages": [{"stage": 1, "blocks": [{}]}]}, "damaged"),
-    "a stage too few": ({"stages": []}, VALUE),
-    "a format that is no number": ({"format": "1"}, VALUE),
-    "a format that is none": ({"format": True}, VALUE),
-    "the format before the first": ({"format": 0}, VALUE),
-    "another kind of outputs": ({"outputs": "numbers"}, VALUE),
-    "no name": ({"name": None}, VALUE),
-    "a shape of letters": ({"input_shape": "abc"}, VALUE),
-    "one note": ({"notes": "abc"}, VALUE),
-    "neither with probes nor without": ({"probing": "false"}, VALUE),
-    "a loss that is none": ({"loss": "mse"}, VALUE),
-    "an arrangement of nothing": ({"arrangement": [3]}, VALUE),
-    "another stage": (lambda layout: layout["stages"][0].update(stage=7), VALUE),
-    "a stage by name": (lambda layout: layout["stages"][0].update(stage="1"), VALUE),
-    "no blocks": (lambda layout: layout["stages"][0].update(blocks=None), VALUE),
-    "a stage less": (lambda layout: layout["stages"].pop(), VALUE),
-    "a shape kept by name": (lambda layout: change_block(layout, keeps_shape="no"), VALUE),
-    "an anchor by name": (lambda layout: change_block(layout, takes_anchor=None), VALUE),
-    "a negative index of a weight": (lambda layout: change_block(layout, weights={"a": -1}), VALUE),
-    "a weight too many": (lambda layout: change_block(layout, weights={"a": 99}), VALUE),
-    "a bound of nothing": (lambda layout: change_block(layout, lipschitz=3), VALUE),
-    "a bound of text": (lambda layout: change_block(layout, lipschitz={"kernel": "1"}), VALUE),
-    "no whole block": (lambda layout: without(layout, "block0/apply"), VALUE),
-    "no join": (lambda layout: without(layout, "block0/join"), VALUE),
+    "another format": {"format": 3, "tfresidual": "9.8.7"},
+    "pieces that are not there": {"pieces": ["stem", "head", "nothing"]},
+    "fewer pieces": {"pieces": ["stem"]},
+    "pieces that are no names": {"pieces": [3]},
+    "no list of pieces": {"pieces": None},
+    "more parameters": {"parameters": 99},
+    "fewer parameters": {"parameters": 1},
+    "parameters that are no number": {"parameters": "many"},
+    "stages that are none": {"stages": "xy"},
+    "no stages": {"stages": None},
+    "no shape": {"input_shape": None},
+    "a block that lacks keys": {"stages": [{"stage": 1, "blocks": [{}]}]},
+    "a stage too few": {"stages": []},
+    "a format that is no number": {"format": "1"},
+    "a format that is none": {"format": True},
+    "the format before the first": {"format": 0},
+    "another kind of outputs": {"outputs": "numbers"},
+    "no name": {"name": None},
+    "a shape of letters": {"input_shape": "abc"},
+    "one note": {"notes": "abc"},
+    "neither with probes nor without": {"probing": "false"},
+    "a loss that is none": {"loss": "mse"},
+    "an arrangement of nothing": {"arrangement": [3]},
+    "another stage": lambda layout: layout["stages"][0].update(stage=7),
+    "a stage by name": lambda layout: layout["stages"][0].update(stage="1"),
+    "no blocks": lambda layout: layout["stages"][0].update(blocks=None),
+    "a stage less": lambda layout: layout["stages"].pop(),
+    "a shape kept by name": lambda layout: change_block(layout, keeps_shape="no"),
+    "an anchor by name": lambda layout: change_block(layout, takes_anchor=None),
+    "a negative index of a weight": lambda layout: change_block(layout, weights={"a": -1}),
+    "a weight too many": lambda layout: change_block(layout, weights={"a": 99}),
+    "a bound of nothing": lambda layout: change_block(layout, lipschitz=3),
+    "a bound of text": lambda layout: change_block(layout, lipschitz={"kernel": "1"}),
+    "no whole block": lambda layout: without(layout, "block0/apply"),
+    "no join": lambda layout: without(layout, "block0/join"),
 }
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_layouts_with_one_thing_wrong(damaged, name):
-    change, words = CHANGES[name]
-    layout = json.loads((damaged / LAYOUT_FILE).read_text())
-    layout.update(change) if isinstance(change, dict) else change(layout)
-    change_layout(damaged, **layout)
-    assert_refused(damaged, words)
 
 
 def test_layouts_that_lack_a_key(damaged):
@@ -711,20 +569,6 @@ def test_layouts_that_lack_a_key(damaged):
         rest = {name: value for name, value in whole.items() if name != key}
         (damaged / LAYOUT_FILE).write_text(json.dumps(rest))
         assert_refused(damaged, f"damaged or incomplete (KeyError: '{key}')")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "null", "[]", "3", "{}", '{"format": 1}', b"\xff\xfe\x00{"]
-)
-def test_layouts_that_are_none(damaged, text):
-    (damaged / LAYOUT_FILE).write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert_refused(damaged)
-
-
-def test_a_layout_with_a_key_twice(damaged):
-    text = (damaged / LAYOUT_FILE).read_text()
-    (damaged / LAYOUT_FILE).write_text(text.replace("{", '{"stages": [], ', 1))
-    assert_refused(damaged, "'stages' twice")
 
 
 def halved(path, share=0.5):
@@ -760,6 +604,23 @@ DAMAGES = {
 }
 
 
+LAYOUTS = ("", "{", "null", "[]", "3", "{}", '{"format": 1}', b"\xff\xfe\x00{")
+
+
+def written(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def with_a_key_twice(path):
+    path.write_text(path.read_text().replace("{", '{"stages": [], ', 1))
+
+
+DAMAGES |= {
+    f"layout {text}": lambda net, text=text: written(net / LAYOUT_FILE, text) for text in LAYOUTS
+}
+DAMAGES["a key twice"] = lambda net: with_a_key_twice(net / LAYOUT_FILE)
+
+
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damaged_folders(damaged, name):
     DAMAGES[name](damaged)
@@ -784,21 +645,22 @@ NO_LOSSES = {
     "what writes objects": ("serialize", None),
     "a network": ("tfresidual>ResidualNetwork", {"input_shape": [8, 8, 1], "classes": 3}),
     "an optimizer": ("tfresidual>GradientCoupling", COUPLING),
-    "no config": {"loss": "mse"},
-    "a list": ["mse"],
 }
+CHANGES |= {
+    f"a loss: {name}": {"loss": {"loss": loss, "config": config}}
+    for name, (loss, config) in NO_LOSSES.items()
+} | {"a loss without a config": {"loss": {"loss": "mse"}}, "a list of losses": {"loss": ["mse"]}}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.nightly] * (i % 3 > 0)) for i, n in enumerate(NO_LOSSES)],
-)
-def test_a_layout_cannot_name_what_is_no_loss(damaged, monkeypatch, name):
+@pytest.mark.parametrize("name", CHANGES)
+def test_layouts_with_one_thing_wrong(damaged, monkeypatch, name):
+    """Nothing that a layout names is run."""
     monkeypatch.chdir(damaged.parent)
-    loss = NO_LOSSES[name]
-    loss = dict(zip(("loss", "config"), loss, strict=True)) if isinstance(loss, tuple) else loss
-    change_layout(damaged, loss=loss)
-    assert_refused(damaged)
+    change = CHANGES[name]
+    layout = json.loads((damaged / LAYOUT_FILE).read_text())
+    layout.update(change) if isinstance(change, dict) else change(layout)
+    change_layout(damaged, **layout)
+    assert_refused(damaged, "9.8.7 wrote a newer one" if name == "another format" else DAMAGED)
     assert [path.name for path in damaged.parent.iterdir()] == ["net"]
 
 

@@ -149,7 +149,7 @@ that can do without images and sound are built for text alone. Found: {summary}.
 - **first, last**: the names of the first and the last block.
 - **beside**: layers that cannot be seen into, and additions, that are computed from the inputs
   beside the blocks and are never perturbed, such as the encoder if the blocks are those of the
-  decoder. Other blocks can be chosen with `blocks=` or `open=`.
+  decoder. Other blocks can be chosen with `blocks=` or `opened=`.
 - **equal**: whether the chain returns what `predict` returns, up to rounding (1e-4 of the largest
   output).
 

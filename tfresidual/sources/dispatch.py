@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.arguments import ArgumentError, formerly
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing.chain import Block, Chain, Stage, checked_chain
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from tfresidual.types import ChainSource
 
 
+@formerly(open="opened")
 def chain(
     source: Chain | ChainSource,
     *,
     blocks: Layers | None = None,
-    open: bool | Layers | None = None,
+    opened: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
     output: str | int | Sequence[str | int] | None = None,
@@ -69,7 +70,7 @@ def chain(
     add ("padding: input 'valid', where it is 0",)
     >>> print(chain(model, blocks="whole").blocks[0].name)
     whole
-    >>> found = chain(model, open=False, inputs={"ids": np.ones((1, 5)), "valid": np.ones((1, 5))})
+    >>> found = chain(model, opened=False, inputs={"ids": np.ones((1, 5)), "valid": np.ones((1, 5))})
     >>> found.input_shape
     {'ids': (5,), 'valid': (5,)}
 
@@ -90,7 +91,7 @@ def chain(
             layer that returns a bool (`blocks=lambda layer: layer.name.startswith("encoder")`), or
             several of these in a list. They must return the shape they take. By default, residual
             additions are the blocks.
-        open: which layers are opened, that is, replaced by what they compute inside, where
+        opened: which layers are opened, that is, replaced by what they compute inside, where
             additions are blocks; chosen in the same way, but not together with `blocks`. `True`
             opens all layers that are not of Keras or of this package, `False` none. By default all
             of these, but only if no addition is seen without opening them.
@@ -126,7 +127,7 @@ def chain(
             file is damaged, holds classes that are not known here, leads to other files, or
             unpacks to many times its size, or if another argument cannot be used.
     """
-    options = {"blocks": blocks, "open": open, "inputs": inputs, "padding": padding}
+    options = {"blocks": blocks, "opened": opened, "inputs": inputs, "padding": padding}
     options["output"] = output
     if isinstance(source, (str, os.PathLike)):
         path = pathlib.Path(source)
@@ -140,7 +141,7 @@ def chain(
     given = [name for name, value in options.items() if value is not None]
     if given and not is_found:
         raise ArgumentError(
-            ("blocks", "open", "inputs", "padding", "output"),
+            ("blocks", "opened", "inputs", "padding", "output"),
             "be left out unless blocks are to be found in a `keras.Model`: those of other sources "
             "are known",
             said=f"{', '.join(given)} for source={source!r}",

@@ -43,7 +43,7 @@ FROM_WEIGHTS = (
 )
 
 
-def chain_of_model(model, blocks=None, open=None, inputs=None, padding=None, output=None):
+def chain_of_model(model, blocks=None, opened=None, inputs=None, padding=None, output=None):
     """Returns the chain of a Keras model whose residual additions are on one trunk.
 
     A subclassed model that is not built yet is built by a call; otherwise nothing is added to the
@@ -63,7 +63,7 @@ def chain_of_model(model, blocks=None, open=None, inputs=None, padding=None, out
     arguments, or attached to tensors by Keras), positions, other inputs and what is computed from
     them. The trunk then begins where most blocks can be found, with additions to the state itself.
     Of several trunks with as many blocks, the last one is taken. An encoder is computed as context
-    of its decoder, and a note says so; `blocks` or `open` choose the encoder instead.
+    of its decoder, and a note says so; `blocks` or `opened` choose the encoder instead.
 
     Layers written by others hide their additions. If no addition is seen, such layers are opened:
     they are called once with symbolic tensors, and the additions inside become blocks, such as
@@ -92,7 +92,7 @@ def chain_of_model(model, blocks=None, open=None, inputs=None, padding=None, out
             inputs = arrangement_of(model).images(inputs) if has_graph(model) else inputs
     if output is not None:
         one, arrangement = with_output(model, output, inputs)
-        chain = chain_of_model(one, blocks, open, inputs, padding)
+        chain = chain_of_model(one, blocks, opened, inputs, padding)
         return dataclasses.replace(
             chain,
             arrangement=arrangement,
@@ -101,22 +101,22 @@ def chain_of_model(model, blocks=None, open=None, inputs=None, padding=None, out
             made_of=Origin(model, chain.loss),
             notes=(*chain.notes, *note_of_loss(model)) if model.loss is not None else chain.notes,
         )
-    if blocks is not None and open is not None:
+    if blocks is not None and opened is not None:
         raise ArgumentError(
-            ("blocks", "open"),
+            ("blocks", "opened"),
             "not both be given: a layer is a block as a whole, or is opened",
             blocks=blocks,
-            open=open,
+            opened=opened,
         )
     if blocks is not None:
         return _of_blocks(model, blocks, inputs, padding)
-    chosen = may_hide if open is None or isinstance(open, bool) else open
-    opens = chooser("open", chosen, ", or True or False")
+    chosen = may_hide if opened is None or isinstance(opened, bool) else opened
+    opens = chooser("opened", chosen, ", or True or False")
     whole = graph_with_masks(model, inputs)
-    can_open = open is not False and any([opens(layer) for layer in _layers_of(whole)])
-    if chosen is open and not can_open:
-        raise _not_found("open", open, model, whole, opens.unused)
-    division = None if can_open and open is not None else divided(whole)
+    can_open = opened is not False and any([opens(layer) for layer in _layers_of(whole)])
+    if chosen is opened and not can_open:
+        raise _not_found("opened", opened, model, whole, opens.unused)
+    division = None if can_open and opened is not None else divided(whole)
     if division is not None:
         return _chain(model, division, inputs, padding)
     if can_open:
@@ -124,7 +124,7 @@ def chain_of_model(model, blocks=None, open=None, inputs=None, padding=None, out
     raise no_block(whole, model, other_additions(whole), _opaque(whole))
 
 
-def division_of(model, blocks=None, open=None, inputs=None, padding=None, output=None):
+def division_of(model, blocks=None, opened=None, inputs=None, padding=None, output=None):
     """Returns the division that `chain_of_model` makes a chain from with the same arguments.
 
     Raises:
@@ -142,7 +142,7 @@ def division_of(model, blocks=None, open=None, inputs=None, padding=None, output
         is_chosen = chooser("blocks", blocks)
         division = divided(whole, lambda node: is_chosen(node.operation))
     else:
-        division = None if open else divided(whole)
+        division = None if opened else divided(whole)
     if division is None:
         raise ArgumentError(
             "model",
@@ -238,7 +238,7 @@ def _of_opened(model, whole, opens, inputs, padding):
     while chosen is not None:
         division, failure = _opened(model, chosen, inputs)
         if division is not None and opens.unused:
-            raise _not_found("open", opens.parts, model, whole, opens.unused)
+            raise _not_found("opened", opens.parts, model, whole, opens.unused)
         if failure is None:
             note = _note_of_opened(division, inputs, reason)
             chain = _chain(model, division, inputs, padding, note)

@@ -83,7 +83,7 @@ def note_of_context(nodes):
         return ()
     return (
         f"computed from the inputs beside the blocks, and never perturbed: {listed(parts)}; other "
-        "blocks can be chosen with `blocks` or `open`",
+        "blocks can be chosen with `blocks` or `opened`",
     )
 
 
