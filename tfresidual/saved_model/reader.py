@@ -38,11 +38,8 @@ if TYPE_CHECKING:
 def saved_model_chain(path: StrPath) -> Chain:
     """Returns the chain of a SavedModel, without the code that built its network.
 
-    Nothing in the folder is executed, except for what the loader of TensorFlow itself does.
-
-    Raises:
-        ValueError: if the path is not a SavedModel written by `tfresidual.export`, if it was
-            written without the functions for probing or in a newer format, or if it is damaged.
+    Nothing in the folder is executed, except for what the loader of TensorFlow itself does. Raises
+    a `ValueError` if it cannot be probed, is newer, or damaged.
     """
     path = pathlib.Path(path)
     layout = layout_of(path)

@@ -33,12 +33,9 @@ class UnknownKerasError(RuntimeError):
 
 
 class _Thread(threading.local):
-    """What happens in one thread.
+    """What records in one thread, and whether its warnings are dropped.
 
-    Attributes:
-        recorder: what records there, or `None`.
-        is_silent: whether warnings are dropped. `warnings.catch_warnings` would change those of all
-            threads, perhaps forever.
+    `warnings.catch_warnings` would change those of all threads, perhaps forever.
     """
 
     recorder = None
@@ -54,10 +51,7 @@ _SILENCE = ("ignore", _THREAD, Warning, None, 0)
 
 
 class _Replacement:
-    """Replaces methods of Keras for as long as one thread or several record.
-
-    The methods that take their place do what the original ones do, except in a thread that records.
-    """
+    """Replaces methods of Keras while threads record; in other threads they do what they did."""
 
     def __init__(self):
         self._lock, self._users, self._kept = threading.Lock(), 0, []
@@ -144,12 +138,8 @@ def _set(name, value):
 def recording(recorder):
     """Gives a recorder the symbolic calls in this thread.
 
-    Args:
-        recorder: has the methods `call(layer, args, kwargs)`, and `record(operation, args, kwargs)`
-            for operations of `keras.ops`, which return what the calls return.
-
-    Raises:
-        UnknownKerasError: if the installed version of Keras differs inside.
+    It has the methods `call(layer, args, kwargs)`, and `record(operation, args, kwargs)` for
+    operations of `keras.ops`, which return what the calls return. Raises an `UnknownKerasError`.
     """
     with _REPLACEMENT:
         _check_fits()

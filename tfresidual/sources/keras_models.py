@@ -44,45 +44,22 @@ FROM_WEIGHTS = (
 
 
 def chain_of_model(model, blocks=None, opened=None, inputs=None, padding=None, output=None):
-    """Returns the chain of a Keras model whose residual additions are on one trunk.
+    """Returns the chain of a Keras model; for arguments and errors, see `tfresidual.chain`.
 
-    A subclassed model that is not built yet is built by a call; otherwise nothing is added to the
-    model or its layers. Anything that the chain does not show is described in its `notes`.
+    A subclassed model that is not built yet is built by a call; otherwise nothing is added to it.
 
-    A block reaches from the place where its branch begins to the addition, and includes what
-    belongs to it on either side: an activation after the addition, if blocks with an identity
-    shortcut also begin after it, and an activation or normalization shared by both paths of a
-    block that changes the shape. Several parallel branches that are added to the state count as
-    one branch.
+    A block reaches from where its branch begins to the addition, with what belongs to it on either
+    side: an activation after the addition, if blocks with an identity shortcut also begin after it,
+    and an activation or normalization shared by both paths of a block that changes the shape.
+    Several parallel branches count as one. A stage ends where the number of channels changes, or
+    where layers that change the state come between two blocks. A block that changes only height and
+    width also opens a stage, unless the block after it opens one.
 
-    A stage ends where the number of channels changes, or where layers that change the state come
-    between two blocks. A block that changes only height and width also opens a stage, unless the
-    block after it opens one; it is then the last block of its stage.
-
-    What the blocks read beside the state becomes the context of the chain: masks (given as
-    arguments, or attached to tensors by Keras), positions, other inputs and what is computed from
-    them. The trunk then begins where most blocks can be found, with additions to the state itself.
-    Of several trunks with as many blocks, the last one is taken. An encoder is computed as context
-    of its decoder, and a note says so; `blocks` or `opened` choose the encoder instead.
-
-    Layers written by others hide their additions. If no addition is seen, such layers are opened:
-    they are called once with symbolic tensors, and the additions inside become blocks, such as
-    `transformer_layer_0/attention` and `transformer_layer_0/mlp`. An opened model is compared with
-    the model itself on random inputs, with its weights and with changed ones. If opening fails, or
-    the outputs differ, layers become whole blocks, F = layer(h) - h, and a note says why.
-
-    For which positions are padding, see `tfresidual.sources.padding`.
-
-    Statistics that are set by `Normalization.adapt` are constants of the graph: an existing chain
-    keeps the statistics, as well as the loss, that it was made with. Make a new chain after calling
-    `adapt` or `compile`.
-
-    For the arguments, see `tfresidual.chain`.
-
-    Raises:
-        ValueError: if the model has several outputs and none is chosen, no block, a
-            `tfresidual.layers.ResidualUnit` whose anchor is not the beginning of its stage, or if
-            an argument cannot be used.
+    What blocks read beside the state (masks, positions, other inputs and what is computed from
+    them) becomes the context; an encoder is context of its decoder. If no addition is seen, layers
+    written by others are called once with symbolic tensors, and the additions inside become blocks.
+    An opened model is compared with the model itself, with its weights and with changed ones; if
+    that fails, such layers are whole blocks, F = layer(h) - h, and a note says why.
     """
     check_padding(padding)
     if inputs is not None:
@@ -125,11 +102,7 @@ def chain_of_model(model, blocks=None, opened=None, inputs=None, padding=None, o
 
 
 def division_of(model, blocks=None, opened=None, inputs=None, padding=None, output=None):
-    """Returns the division that `chain_of_model` makes a chain from with the same arguments.
-
-    Raises:
-        ValueError: if layers are opened, or one of several outputs is chosen.
-    """
+    """Returns the division that `chain_of_model` makes a chain from with the same arguments."""
     if output is not None:
         raise ArgumentError(
             "model",
@@ -270,10 +243,7 @@ def _note_of_opened(division, inputs, reason):
 
 
 def _of_one_class(division):
-    """Returns a function that chooses the opened layers with blocks in the class that has most.
-
-    It is `None` if all blocks are in layers of one class. What such layers are in is chosen too.
-    """
+    """Returns a function that chooses the class of opened layers with most blocks, or `None`."""
     inside = [block.sums[0].inside for block in division.blocks if block.sums[0].inside]
     counts = collections.Counter(type(layers[-1]) for layers in inside)
     if len(counts) < 2:
@@ -284,11 +254,7 @@ def _of_one_class(division):
 
 
 def _whole_layers(whole, opens):
-    """Returns the division with whole layers as blocks, or `None`.
-
-    If there are several layers of a class, only such layers are blocks: others are, for example,
-    the last normalization.
-    """
+    """Returns the division with whole layers as blocks, of repeated classes if any, or `None`."""
     division = divided(whole, lambda node: opens(node.operation))
     if division is None:
         return None
