@@ -151,13 +151,6 @@ def case(request, tmp_path_factory):
     return types.SimpleNamespace(kind=request.param, net=net, path=path)
 
 
-def cases(*kinds, mark=pytest.mark.nightly):
-    params = [pytest.param(kind, marks=mark) for kind in kinds]
-    return pytest.mark.parametrize("case", params, indirect=True, ids=str)
-
-
-# Of what little is compiled.
-CHEAP = ("readout", "drop_blocks", "borderline", "weight_deviations", "perturbation")
 # Of what gradients are not a part.
 FORWARD = (
     *("perturbation", "computational_distance", "readout", "drop_blocks", "borderline"),
@@ -199,7 +192,7 @@ def test_frames_of_a_saved_model_are_those_of_the_network(case):
     assert (frames["block_metrics"]["gradient_norm"] > 0).any()
 
 
-def test_the_chain_says_what_the_live_one_says(case):
+def test_the_chain_says_what_the_live_one_says_and_is_exported_again(case, tmp_path):
     live, loaded = tfr.chain(case.net), tfr.chain(case.path)
     assert str(loaded) == str(live)
     assert (loaded.input_shape, loaded.outputs) == (live.input_shape, live.outputs)
@@ -215,6 +208,17 @@ def test_the_chain_says_what_the_live_one_says(case):
         shared = [role for role in one if one[role] is other[role]]
         assert {role for role in one if role.endswith("kernel")} <= set(shared) < set(one)
     assert bytes_of_image(loaded) == pytest.approx(bytes_of_image(live), rel=0.3)
+    again = exported_and_opened(loaded, tmp_path / "again")
+    assert str(again) == str(loaded)
+    layouts = [(path / LAYOUT_FILE).read_text() for path in (case.path, tmp_path / "again")]
+    assert layouts[0] == layouts[1]
+    found, expected = (probes.drop_blocks(chain, DATA) for chain in (again, loaded))
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+
+
+def exported_and_opened(chain, path):
+    export(chain, path)
+    return tfr.chain(path)
 
 
 def bytes_of_image(chain):
@@ -345,27 +349,8 @@ def test_a_sure_softmax_keeps_its_gradient(tmp_path, loss, labels):
 # Chains that are exported again
 
 
-def exported_and_opened(chain, path):
-    export(chain, path)
-    return tfr.chain(path)
-
-
-@cases(("ordinary", "float32"), ("convergent", "float32"))
-def test_a_chain_of_a_saved_model_is_exported_again(case, tmp_path):
-    first = tfr.chain(case.path)
-    again = exported_and_opened(first, tmp_path / "again")
-    assert str(again) == str(first)
-    paths = (case.path, tmp_path / "again")
-    layouts = [json.loads((path / LAYOUT_FILE).read_text()) for path in paths]
-    assert layouts[0] == layouts[1]
-    frames, expected = (
-        {name: of[name]() for name in ("lipschitz", *CHEAP) if name in of}
-        for of in (probes_of(chain, DATA) for chain in (again, first))
-    )
-    assert_frames_agree(frames, expected)
-
-
-@cases(SHARED, mark=pytest.mark.system)
+@pytest.mark.system
+@pytest.mark.parametrize("case", [SHARED], indirect=True, ids=str)
 @pytest.mark.parametrize(
     ("source", "name"),
     [

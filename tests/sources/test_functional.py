@@ -629,19 +629,6 @@ def test_what_the_chain_does_not_show_is_noted():
     assert "off the trunk (1: block0a_add);" in note
 
 
-def test_the_overview():
-    assert str(tfr.chain(pooled_shortcut()[0])).splitlines() == [
-        "small: 4 blocks in 3 stages",
-        "  stage 1: 1 block",
-        "    block 0 (identity, block0_add): drop, read out after, repeat block 0",
-        "  stage 2: 2 blocks",
-        "    block 0 (resampling, block1_add): changes the shape, read out after",
-        "    block 1 (identity, block2_add): drop, read out after, repeat block 1",
-        "  stage 3: 1 block, entered by a transition",
-        "    block 0 (identity, block3_add): drop, read out after, repeat block 0",
-    ]
-
-
 @pytest.mark.system
 def test_states_of_several_dtypes(tmp_path):
     model, _, chain = chain_of(mixed_dtypes)
@@ -900,25 +887,6 @@ def test_what_the_outputs_are(last, outputs):
         is_logits = outputs == "logits"
         expected = keras.losses.categorical_crossentropy(labels, values, from_logits=is_logits)
     np.testing.assert_allclose(chain.loss(labels, chain(images)), expected, rtol=1e-4)
-
-
-def test_outputs_that_are_no_classes():
-    inputs = images_input()
-    state = convolution(4, "stem")(inputs)
-    model = keras.Model(inputs, state + convolution(4, "conv")(state))
-    chain = tfr.chain(model)
-    assert chain.outputs == "values"
-    assert (probes.perturbation(chain, batch_of(model))["perturbation"] > 0).all()
-
-
-def test_the_compiled_loss():
-    model, _ = post_activation()
-    model.compile("sgd", keras.losses.CategoricalCrossentropy(label_smoothing=0.2))
-    images, labels = batch_of(model)
-    labels = np.eye(5, dtype="float32")[labels]
-    chain = tfr.chain(model)
-    expected = model.evaluate(images, labels, verbose=0)
-    np.testing.assert_allclose(np.mean(chain.loss(labels, chain(images))), expected, rtol=1e-5)
 
 
 def test_signal_through_two_branches_is_undefined_where_the_shape_changes():

@@ -123,7 +123,6 @@ def _chain(layout, pieces, parameters, root):
 
 
 def _check_arguments(pieces, serve, inputs, context):
-    """Raises a `ValueError` unless the functions take the inputs and the context of a layout."""
     counts = {STEM: len(inputs), CONTEXT: len(inputs), HEAD: 1 + len(context)}
     takes = all(
         len(pieces[name].dtypes) == count for name, count in counts.items() if name in pieces
@@ -133,7 +132,6 @@ def _check_arguments(pieces, serve, inputs, context):
 
 
 def _as_tuples(structure):
-    """Returns shapes or dtypes, where JSON holds lists, with tuples."""
     if isinstance(structure, dict):
         return {key: _as_tuples(part) for key, part in structure.items()}
     return tuple(map(_as_tuples, structure)) if isinstance(structure, list) else structure

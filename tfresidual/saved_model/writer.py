@@ -175,7 +175,6 @@ def _to_serve(chain):
 
 
 def _check_names(chain, arguments):
-    """Raises a `ValueError` unless the inputs of a chain can be arguments of signatures."""
     names = names_of(chain.input_shape)
     for name in names:
         is_usable = isinstance(name, str) and name.isascii() and name.isidentifier()
@@ -279,7 +278,6 @@ def _layout_of(block, places):
 
 
 def _compare(chain, written):
-    """Raises a `ValueError` unless the functions to be written compute what the network does."""
     if chain.reference is None:
         return
     images = sample_images(chain)

@@ -129,7 +129,6 @@ def _taken(node):
 
 
 def _call_of(node):
-    """Returns the arguments of the call of a unit, by name."""
     signature = inspect.signature(node.operation.call)
     return signature.bind(*node.args, **node.kwargs).arguments
 

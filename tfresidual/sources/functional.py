@@ -81,7 +81,6 @@ def chain_of_division(model, division, declared, reference, notes=()):
 
 
 def _stem(whole, target, dtype):
-    """Returns the function from images to the first state."""
     nodes = path_to(whole.nodes, target)
 
     def stem(images):
@@ -92,7 +91,6 @@ def _stem(whole, target, dtype):
 
 
 def _values_of_inputs(whole, images):
-    """Returns the values of the inputs of a graph by id."""
     structure = whole.structure
     if isinstance(structure, dict):
         images = {name: images[name] for name in structure}
@@ -310,7 +308,6 @@ def _without_context(function, *arguments):
 
 
 def _stages(parts, found, axis, dtype):
-    """Returns the blocks, grouped into stages."""
     stages, transition, blocks, anchor = [], None, [], None
     for block, opens in zip(found, _opens_stage(found, axis), strict=True):
         after = block.after.tensor.shape
@@ -332,7 +329,6 @@ def _stages(parts, found, axis, dtype):
 
 
 def _opens_stage(found, axis):
-    """Returns, for every block, whether a stage begins with it."""
     shapes = [block.after.tensor.shape for block in found]
     changes = [
         block.transition_from is not None or now[axis] != before[axis]

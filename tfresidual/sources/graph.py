@@ -297,7 +297,6 @@ def has_graph(model):
 
 @functools.cache
 def _functional():
-    """Returns the class of functional models."""
     image = keras.Input((1,))
     return type(keras.Model(image, image))
 
@@ -421,13 +420,11 @@ def _is_masked(node):
 
 
 def _is_of_one_tensor(node):
-    """Returns whether a node takes a tensor and nothing else."""
     is_alone = len(node.arguments) == 1 == len(node.args)
     return is_alone and isinstance(node.args[0], keras.KerasTensor) and not _is_masked(node)
 
 
 def _can_be_flattened(node):
-    """Returns whether a node calls a nested model and can be replaced by the nodes of the model."""
     model = node.operation
     given = [*node.args, *(node.kwargs[name] for name in ("inputs",) if name in node.kwargs)]
     if not has_graph(model) or _is_masked(node) or len(given) != 1:

@@ -148,7 +148,6 @@ def _of_blocks(model, blocks, inputs, padding):
 
 
 def _layers_of(graph):
-    """Returns the layers that are called in a graph, each of them once, as a list."""
     layers = {
         id(node.operation): node.operation
         for node in graph.nodes
@@ -158,7 +157,6 @@ def _layers_of(graph):
 
 
 def _not_found(name, chosen, model, whole, unused):
-    """Returns the error for an argument that chooses no layer, or names of no layer."""
     layers = _layers_of(whole)
     known = listed(_by_class(layers if name == "blocks" else filter(may_hide, layers)))
     which = "which are" if name == "blocks" else "of which these may hide additions:"
@@ -194,7 +192,6 @@ class _Inference:
 
 
 def _opaque(graph):
-    """Returns the names of the layers that cannot be looked into, by class."""
     return _by_class(node.operation for node in filter(is_opaque, graph.nodes))
 
 
@@ -232,7 +229,6 @@ def _of_opened(model, whole, opens, inputs, padding):
 
 
 def _note_of_opened(division, inputs, reason):
-    """Returns the note on the layers that were opened."""
     names, structure = listed(_by_class(division.opened)), division.whole.structure
     shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape[1:]), structure)
     fixed = "" if inputs is None else f", for inputs of shape {shapes} only"

@@ -184,7 +184,6 @@ def with_output(
 
 
 def _of_output(model, structure, number):
-    """Returns what `with_output` does for the number of an output."""
     if has_graph(model):
         one = keras.Model(inputs_of(model), keras.tree.flatten(structure)[number], name=model.name)
     else:
@@ -215,7 +214,6 @@ def _of_output(model, structure, number):
 
 
 def _structure_of(model, inputs):
-    """Returns the outputs of a model without a graph, as symbolic tensors in their structure."""
     if inputs is None:
         raise ArgumentError(
             "inputs",
@@ -229,7 +227,6 @@ def _structure_of(model, inputs):
 
 
 def _number(model, structure, output):
-    """Returns the number of an output among the flat outputs of a model."""
     paths = [path_name(path) for path, _ in keras.tree.flatten_with_path(structure)]
     layers = getattr(model, "output_names", None) or [None] * len(paths)
     is_number = isinstance(output, int) and not isinstance(output, bool)

@@ -68,7 +68,6 @@ def with_padding(division, padding):
 
 
 def _padding_of(division, padding):
-    """Returns which positions of the states are not padding, and the notes on it."""
     state = division.blocks[0].before.tensor
     if isinstance(padding, str):
         return _named(division.whole, state, padding), (_note_of_input(padding),)
@@ -110,7 +109,6 @@ def _has_positions_of(tensor, state):
 
 
 def _named(whole, state, name):
-    """Returns the input that was named as padding mask."""
     names = _inputs_by_name(whole)
     if name not in names:
         raise ArgumentError(
@@ -156,7 +154,6 @@ def _last(name):
 
 
 def _reads_inputs(division):
-    """Returns whether what is read beside the states depends on the values of the inputs."""
     nodes = [node for node in division.whole.nodes if not node.reads_shapes_alone]
     read = {id(tensor) for tensor in division.context}
     read |= {id(tensor) for node in path_to(nodes, *division.context) for tensor in node.inputs}

@@ -100,5 +100,4 @@ def _of_residual_network(network, chain):
 
 
 def _are_trained(operations):
-    """Returns whether one of some operations has weights that are trained."""
     return any(getattr(operation, "trainable_weights", None) for operation in operations)

@@ -210,7 +210,6 @@ def mask_of(tensor):
 
 
 def _symbolic_of(*structures):
-    """Returns the different symbolic tensors in some structures, in order."""
     leaves = keras.tree.flatten(structures)
     return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor)}.values())
 
@@ -223,7 +222,6 @@ def _dense(result):
 
 
 def _has_sizes(structure):
-    """Returns whether all sizes of the symbolic tensors in a structure are known."""
     return all(None not in tensor.shape for tensor in _symbolic_of(structure))
 
 
@@ -376,7 +374,6 @@ def check_inputs(inputs):
 
 
 def _is_batch(value):
-    """Returns whether something has a shape with at least one axis, and the dtype of numbers."""
     try:
         dtype = keras.backend.standardize_dtype(value.dtype)
         return len(value.shape) > 0 and dtype != "string"

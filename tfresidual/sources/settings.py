@@ -219,7 +219,6 @@ def _identity(value):
 
 
 def _is_looked_into(value):
-    """Returns whether the attributes of an object are looked into."""
     if isinstance(value, keras.losses.Loss):
         return True
     if isinstance(value, (keras.Operation, random.Random, types.ModuleType, functools.partial)):
