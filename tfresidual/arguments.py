@@ -15,7 +15,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 # The largest count allowed, so that sums and products of a few counts fit into 64 bits.
 LARGEST_COUNT = 10**9
 _NOTHING = object()

@@ -14,17 +14,16 @@ from keras import ops
 
 TRIED = ("3.14", "3.15")
 # The operators of weights, which do not know symbolic tensors.
-_SWAPPED = {
-    "__add__": lambda one, other: ops.add(one, other),
-    "__radd__": lambda one, other: ops.add(other, one),
-    "__sub__": lambda one, other: ops.subtract(one, other),
-    "__rsub__": lambda one, other: ops.subtract(other, one),
-    "__mul__": lambda one, other: ops.multiply(one, other),
-    "__rmul__": lambda one, other: ops.multiply(other, one),
-    "__truediv__": lambda one, other: ops.true_divide(one, other),
-    "__rtruediv__": lambda one, other: ops.true_divide(other, one),
-    "__matmul__": lambda one, other: ops.matmul(one, other),
-    "__rmatmul__": lambda one, other: ops.matmul(other, one),
+_OPERATORS = {
+    "add": ops.add,
+    "sub": ops.subtract,
+    "mul": ops.multiply,
+    "truediv": ops.true_divide,
+    "matmul": ops.matmul,
+}
+_SWAPPED = {f"__{name}__": function for name, function in _OPERATORS.items()} | {
+    f"__r{name}__": lambda one, other, function=function: function(other, one)
+    for name, function in _OPERATORS.items()
 }
 
 
