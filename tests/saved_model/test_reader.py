@@ -19,7 +19,6 @@ import pathlib
 import pickle
 import shutil
 import sys
-import types
 
 import keras
 import numpy as np
@@ -29,6 +28,7 @@ import pytest
 import tensorflow as tf
 from reference.small_networks import BFLOAT16, functional_network, small_images, small_network
 from refusals import refused
+from saved_model.cases import WITH_CONTEXT, params
 
 import tfresidual as tfr
 from tfresidual import probes, training
@@ -37,60 +37,34 @@ from tfresidual.routing.plan import plan_of
 from tfresidual.saved_model.format import LAYOUT_FILE
 from tfresidual.sources.exporting import export
 
-# Networks whose first stage has a block that keeps the shape, and whose last has another one.
-TWO_STAGES = {"blocks": (1, 2), "widths": (2, 3), "transition": "convolution"}
-NETWORKS = {
-    # Its second stage is one block, which changes the shape.
-    "ordinary": {"blocks": (2, 1), "widths": (2, 3)},
-    "shared": TWO_STAGES | {"share_from": 0, "batch_norm": "unshared"},
-    "coupled": TWO_STAGES | {"recurrent_initialization": True},
-    "convergent": TWO_STAGES | {"lipschitz": 0.95, "anchor": "input"},
-    "bounded": {"blocks": (3,), "widths": (3,), "lipschitz": 0.95, "anchor": "previous"},
-    "functional": None,
-}
-IMAGES = 4
-
-
-def network_of(kind, dtype):
-    """A network, after a step of training where it is one that is coupled."""
-    from reference.random_network import random_batch, random_network
-
-    keras.utils.set_random_seed(3)
-    if NETWORKS[kind] is None:
-        return functional_network(dtype)
-    if kind != "coupled":
-        return random_network(**NETWORKS[kind], dtype=dtype)
-    # Its blocks begin with equal weights, and a step that is mixed keeps them near each other.
-    net = tfr.networks.ResidualNetwork((8, 8, 3), 5, **NETWORKS[kind], dtype=dtype)
-    optimizer = training.GradientCoupling(keras.optimizers.SGD(0.1), coupling=0.7)
-    net.compile(optimizer, "sparse_categorical_crossentropy")
-    net.fit(*random_batch(net, images=6, seed=4), verbose=0)
-    return net
-
 
 def probes_of(chain, data):
-    """All probes by name, as functions without arguments that return a frame or an array."""
+    """Probes by name, as functions without arguments that return a frame or an array."""
+    found = {
+        "block_metrics": lambda: probes.block_metrics(chain, data, per_image=True),
+        "perturbation": lambda: probes.perturbation(chain, data),
+        "readout": lambda: probes.readout(chain, data),
+        "drop_blocks": lambda: probes.drop_blocks(chain, data),
+        "repeat_last_block, scaled": lambda: probes.repeat_last_block(
+            chain, data, times=2, scale=0.5
+        ),
+        "signal_propagation": lambda: probes.signal_propagation(chain, data, per_image=True),
+    }
+    if chain.context is not None:
+        return found
     images, _ = data
     block = chain.blocks[1]
     place = {"stage": block.stage, "block": block.index}
     state, _ = chain.lead_to(chain.stem(images), *place.values())
     vectors = np.random.default_rng(2).normal(size=state.shape).astype("float32")
     chosen = [routes.unperturbed(chain), routes.drop(chain, (1, 0)), routes.readout(chain, 1, 0)]
-    found = {
-        "block_metrics": lambda: probes.block_metrics(chain, data, per_image=True),
-        "perturbation": lambda: probes.perturbation(chain, data),
+    found |= {
         "computational_distance": lambda: probes.computational_distance(chain, data),
-        "readout": lambda: probes.readout(chain, data),
-        "drop_blocks": lambda: probes.drop_blocks(chain, data),
         "repeat_last_block": lambda: probes.repeat_last_block(chain, data, times=2),
-        "repeat_last_block, scaled": lambda: probes.repeat_last_block(
-            chain, data, times=2, scale=0.5
-        ),
         "convergence_indices": lambda: probes.convergence_frames(
             chain, data, times=2, at_chance="nan"
         )[1],
         "borderline": lambda: probes.borderline(chain, data, blocks=2, times=2),
-        "signal_propagation": lambda: probes.signal_propagation(chain, data, per_image=True),
         "effective_parameters": lambda: probes.effective_parameters(chain),
         "weight_deviations": lambda: probes.weight_deviations(chain),
         "fixed_point": lambda: probes.fixed_point(chain, data, times=3),
@@ -122,33 +96,9 @@ def open_and_probe(folder):
     tfr.networks.ResidualNetwork.__init__ = tfr.layers.ResidualUnit.__init__ = refuse
     tfr.layers.ResidualUnit.__call__ = tfr.layers.BatchNormalization.__call__ = refuse
     keras.saving.load_model = keras.Model.__init__ = refuse
-    frames = frames_of(pathlib.Path(folder, "net"), DATA)
-    pathlib.Path(folder, "frames").write_bytes(pickle.dumps(frames))
-
-
-DATA = (
-    np.random.default_rng(1).normal(size=(IMAGES, 8, 8, 3)).astype("float32"),
-    np.random.default_rng(2).integers(0, 5, IMAGES),
-)
-SHARED = ("shared", "float32")
-KINDS = [(kind, dtype) for kind in NETWORKS for dtype in ("float32", BFLOAT16)]
-# Opened as in `test_a_layer_by_hand_in_mixed_precision`.
-KINDS.remove(("functional", BFLOAT16))
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(kind, marks=pytest.mark.system if kind == SHARED else pytest.mark.nightly)
-        for kind in KINDS
-    ],
-    ids=str,
-)
-def case(request, tmp_path_factory):
-    """A network and the folder of its SavedModel."""
-    path, net = tmp_path_factory.mktemp("case") / "net", network_of(*request.param)
-    export(net, path)
-    return types.SimpleNamespace(kind=request.param, net=net, path=path)
+    folder = pathlib.Path(folder)
+    frames = frames_of(folder / "net", pickle.loads((folder / "data").read_bytes()))
+    (folder / "frames").write_bytes(pickle.dumps(frames))
 
 
 # Of what gradients are not a part.
@@ -159,8 +109,8 @@ FORWARD = (
 )
 
 
-def assert_frames_agree(frames, expected, allowed=0):
-    """Numbers that gradients are a part of may differ by a share of the largest of their column."""
+def assert_frames_agree(frames, expected, allowed, exact):
+    """Numbers but those of exact probes may differ by a share of the largest of their column."""
     assert list(frames) == list(expected)
     for name, frame in frames.items():
         columns, others = (
@@ -171,7 +121,7 @@ def assert_frames_agree(frames, expected, allowed=0):
         for column, other in others.items():
             values, other = np.asarray(columns[column]), np.asarray(other)
             assert values.dtype == other.dtype
-            if not allowed or name in FORWARD or other.dtype.kind not in "fiu":
+            if name in exact or other.dtype.kind not in "fiu":
                 np.testing.assert_array_equal(values, other, err_msg=f"{name} {column}")
                 continue
             # Residuals are shares of an eigenvalue.
@@ -181,21 +131,25 @@ def assert_frames_agree(frames, expected, allowed=0):
             )
 
 
+@pytest.mark.parametrize("case", params("shared", "masked", "per position"), indirect=True, ids=str)
 def test_frames_of_a_saved_model_are_those_of_the_network(case):
-    result = processes.run(pathlib.Path(__file__), case.path.parent)
+    folder, (kind, dtype) = case.path.parent, case.kind
+    (folder / "data").write_bytes(pickle.dumps(case.data))
+    result = processes.run(pathlib.Path(__file__), folder)
     assert result.returncode == 0, result.stderr
-    frames = pickle.loads((case.path.parent / "frames").read_bytes())
-    kind, dtype = case.kind
-    is_exact = kind not in ("convergent", "bounded", "functional")
+    frames = pickle.loads((folder / "frames").read_bytes())
+    exact = FORWARD if kind in ("convergent", "bounded", "functional") else frames
+    exact = () if kind in WITH_CONTEXT else exact
     allowed = 1e-5 if dtype == "float32" else 0.005
-    assert_frames_agree(frames, frames_of(case.net, DATA), 0 if is_exact else allowed)
+    assert_frames_agree(frames, frames_of(case.net, case.data), allowed, exact)
     assert (frames["block_metrics"]["gradient_norm"] > 0).any()
 
 
 def test_the_chain_says_what_the_live_one_says_and_is_exported_again(case, tmp_path):
     live, loaded = tfr.chain(case.net), tfr.chain(case.path)
     assert str(loaded) == str(live)
-    assert (loaded.input_shape, loaded.outputs) == (live.input_shape, live.outputs)
+    for name in ("input_shape", "input_dtype", "outputs"):
+        assert getattr(loaded, name) == getattr(live, name)
     assert [w.shape for w in loaded.weights] == [w.shape for w in live.weights]
     for block, other in zip(loaded.blocks, live.blocks, strict=True):
         assert (block.keeps_shape, block.takes_anchor) == (other.keeps_shape, other.takes_anchor)
@@ -203,16 +157,25 @@ def test_the_chain_says_what_the_live_one_says_and_is_exported_again(case, tmp_p
         for role, weight in block.weights.items():
             np.testing.assert_array_equal(weight, other.weights[role])
             assert any(weight is known for known in loaded.weights)
+    if live.context is not None:
+        images = keras.tree.map_structure(tf.constant, case.data[0])
+        np.testing.assert_array_equal(loaded.reference(images), loaded(images))
+        contexts = [chain.context(images) for chain in (loaded, live)]
+        assert set(contexts[0]) == set(contexts[1])
+        for key, value in contexts[0].items():
+            assert value.dtype == contexts[1][key].dtype
+            np.testing.assert_array_equal(value, contexts[1][key])
+    elif case.kind[0] != "any size":
+        assert bytes_of_image(loaded) == pytest.approx(bytes_of_image(live), rel=0.3)
     if case.kind[0] == "shared":
         one, other = (block.weights for block in loaded.stages[1].blocks)
         shared = [role for role in one if one[role] is other[role]]
         assert {role for role in one if role.endswith("kernel")} <= set(shared) < set(one)
-    assert bytes_of_image(loaded) == pytest.approx(bytes_of_image(live), rel=0.3)
     again = exported_and_opened(loaded, tmp_path / "again")
     assert str(again) == str(loaded)
     layouts = [(path / LAYOUT_FILE).read_text() for path in (case.path, tmp_path / "again")]
     assert layouts[0] == layouts[1]
-    found, expected = (probes.drop_blocks(chain, DATA) for chain in (again, loaded))
+    found, expected = (probes.drop_blocks(chain, case.data) for chain in (again, loaded))
     pd.testing.assert_frame_equal(found, expected, check_exact=True)
 
 
@@ -350,7 +313,7 @@ def test_a_sure_softmax_keeps_its_gradient(tmp_path, loss, labels):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("case", [SHARED], indirect=True, ids=str)
+@pytest.mark.parametrize("case", [("shared", "float32")], indirect=True, ids=str)
 @pytest.mark.parametrize(
     ("source", "name"),
     [
@@ -371,10 +334,11 @@ def test_a_route_is_exported_as_a_chain(case, tmp_path, source, name):
     expected_name, start = followed(tfr.chain(case.net if source == "live" else case.path))
     opened = exported_and_opened(start, tmp_path / "net")
     _, expected = followed(tfr.chain(case.net))
-    np.testing.assert_allclose(opened(DATA[0]), expected(DATA[0]), rtol=2e-6, atol=1e-7)
+    images = case.data[0]
+    np.testing.assert_allclose(opened(images), expected(images), rtol=2e-6, atol=1e-7)
     assert opened.name == expected_name
     assert [len(one.blocks) for one in opened.stages] == [len(one.blocks) for one in start.stages]
-    frames = [probes.readout(chain, DATA) for chain in (opened, start)]
+    frames = [probes.readout(chain, case.data) for chain in (opened, start)]
     pd.testing.assert_frame_equal(*frames, rtol=1e-5)
 
 
@@ -431,7 +395,7 @@ def test_nothing_of_a_chain_that_is_dropped_stays(tmp_path):
     """
     net = tfr.networks.ResidualNetwork((4, 4, 1), 2, blocks=1, widths=(2,))
     export(net, tmp_path / "net")
-    data = small_images(IMAGES), np.arange(IMAGES) % 2
+    data = small_images(), np.arange(4) % 2
     kept, counts = tfr.chain(tmp_path / "net"), []
     # What was there before is not looked at: it takes long after many tests.
     gc.freeze()

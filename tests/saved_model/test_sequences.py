@@ -1,166 +1,25 @@
 """SavedModels of chains with a context, with several inputs, ids, and outputs per position.
 
-Their chains are built by hand: what `tfresidual.chain` finds in a model is for the tests of the
-sources.
+What their signatures and chains compute is in `test_writer.py` and `test_reader.py`.
 """
 
 import dataclasses
 import functools
 import json
-import types
 
 import keras
 import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from reference.chains_with_context import (
-    chain_per_position,
-    data_per_position,
-    masked_chain,
-    masked_data,
-)
+from reference.chains_with_context import chain_per_position, data_per_position
 from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing import Block, Chain, Stage, agreement
-from tfresidual.routing.block_values import BLOCK_METRICS, block_values
 from tfresidual.routing.losses import loss_of
 from tfresidual.saved_model.format import LAYOUT_FILE
-
-CASES = {
-    "masked": (masked_chain, masked_data, {"ids": "int32", "mask": "bool"}, 1),
-    "per position": (
-        chain_per_position,
-        data_per_position,
-        {"images_0": "int64", "images_1": "float32"},
-        2,
-    ),
-}
-
-
-@pytest.fixture(scope="module", params=CASES)
-def case(request, tmp_path_factory):
-    """A chain, the function of its data, its SavedModel, and what is known of its inputs."""
-    make, data, dtypes, rank = CASES[request.param]
-    live, path = make(), tmp_path_factory.mktemp("saved") / "net"
-    tfr.export(live, path)
-    signatures = tf.saved_model.load(str(path)).signatures
-    return types.SimpleNamespace(
-        live=live, data=data, path=path, dtypes=dtypes, rank=rank, signatures=signatures
-    )
-
-
-def test_inputs_are_named_and_keep_their_dtype(case):
-    further = {
-        "serving_default": set(),
-        "states": set(),
-        "route": {"applications"},
-        "readout": {"stage", "block"},
-        "repeat_last_block": {"stage", "times", "scale"},
-        "block_metrics": {"labels"},
-    }
-    assert set(case.signatures) == set(further)
-    for signature, function in case.signatures.items():
-        taken = function.structured_input_signature[1]
-        assert set(taken) == set(case.dtypes) | further[signature]
-        for key, dtype in case.dtypes.items():
-            shape = [None, 2] if key == "images_1" else [None, None]
-            assert (taken[key].shape.as_list(), taken[key].dtype.name) == (shape, dtype)
-    labels = case.signatures["block_metrics"].structured_input_signature[1]["labels"]
-    assert (labels.shape.as_list(), labels.dtype) == ([None] * case.rank, tf.int64)
-
-
-@pytest.mark.parametrize("positions", [5, 8])
-def test_signatures_compute_what_the_chain_does(case, positions):
-    images, labels = case.data(positions=positions)
-    arrays = images.values() if isinstance(images, dict) else images
-    given = {
-        name: tf.constant(array, dtype)
-        for (name, dtype), array in zip(case.dtypes.items(), arrays, strict=True)
-    }
-    chain = case.live.given(tensors(images))
-    state = chain.stem(tensors(images))
-    pairs, last = chain.walk(state)
-
-    def outputs_of(signature, **more):
-        more = {key: tf.constant(value) for key, value in more.items()}
-        return case.signatures[signature](**given, **more)["outputs"]
-
-    assert_close(outputs_of("serving_default"), chain.head(last))
-    states = case.signatures["states"](**given)
-    assert_close(states["stem"], state)
-    for block, (_, after) in zip(chain.blocks, pairs, strict=True):
-        assert_close(states[f"stage{block.stage}/block{block.index}"], after)
-    count = len(chain.blocks)
-    assert_close(outputs_of("route", applications=[1] * count), chain.head(last))
-    # The last block, applied three times, once more with half its branch, and not at all.
-    before, final = pairs[-1][0], chain.blocks[-1]
-    thrice = final(final(final(before)))
-    assert_close(outputs_of("route", applications=[1] * (count - 1) + [3]), chain.head(thrice))
-    assert_close(outputs_of("route", applications=[1] * (count - 1) + [0]), chain.head(before))
-    place = {"stage": final.stage}
-    half = chain.head(final(last, None, 0.5))
-    assert_close(outputs_of("repeat_last_block", **place, times=1, scale=0.5), half)
-    place |= {"block": final.index - 1}
-    if final.index:
-        assert_close(outputs_of("readout", **place), chain.head(before))
-    else:
-        with pytest.raises(tf.errors.InvalidArgumentError, match="`stage`"):
-            outputs_of("readout", **place)
-    labels = tf.constant(labels)
-    metrics = case.signatures["block_metrics"](**given, labels=labels)
-    expected = block_values(case.live, tensors(images), labels)
-    assert set(metrics) == set(BLOCK_METRICS)
-    for metric, values in metrics.items():
-        assert_close(values, expected[metric])
-    if case.rank == 2:
-        # Padding is known from the context too.
-        again = case.signatures["block_metrics"](**given, labels=tf.maximum(labels, 0))
-        for metric, values in metrics.items():
-            np.testing.assert_array_equal(again[metric], values)
-
-
-def tensors(images):
-    return keras.tree.map_structure(tf.constant, images)
-
-
-def assert_close(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_chain_says_what_the_live_one_says(case, tmp_path):
-    opened = tfr.chain(case.path)
-    assert str(opened) == str(case.live)
-    for name in ("input_shape", "input_dtype"):
-        assert getattr(opened, name) == getattr(case.live, name)
-    images = tensors(case.data()[0])
-    contexts = [chain.context(images) for chain in (opened, case.live)]
-    assert set(contexts[0]) == set(contexts[1])
-    for key, value in contexts[0].items():
-        assert value.dtype == contexts[1][key].dtype
-        np.testing.assert_array_equal(value, contexts[1][key])
-    np.testing.assert_array_equal(opened.reference(images), opened(images))
-    # It is exported again.
-    tfr.export(opened, tmp_path / "net")
-    np.testing.assert_array_equal(tfr.chain(tmp_path / "net")(images), opened(images))
-    layouts = [json.loads((one / LAYOUT_FILE).read_text()) for one in (case.path, tmp_path / "net")]
-    assert layouts[0] == layouts[1]
-
-
-@pytest.mark.system
-def test_frames_are_those_of_the_network(case):
-    data = case.data()
-    for probe in (
-        functools.partial(probes.block_metrics, per_image=True),
-        probes.signal_propagation,
-        probes.drop_blocks,
-        probes.readout,
-        functools.partial(probes.repeat_last_block, times=2, scale=0.5),
-    ):
-        frames = [probe(chain, data) for chain in (tfr.chain(case.path), case.live)]
-        pd.testing.assert_frame_equal(*frames, rtol=1e-5)
 
 
 class OwnLoss(keras.losses.Loss):
@@ -208,6 +67,10 @@ def test_a_class_of_images_that_a_loss_ignores_is_kept(tmp_path):
             pd.testing.assert_frame_equal(probe(source, data), expected, rtol=1e-5)
 
 
+def tensors(images):
+    return keras.tree.map_structure(tf.constant, images)
+
+
 # A model of Keras as the network itself
 
 
@@ -236,7 +99,8 @@ def test_serving_is_predict_masks_included(tmp_path):
             "padding_mask": (np.arange(positions) < lengths[:, None]).astype("int32"),
         }
         outputs = serve(**tensors(images))["outputs"]
-        assert_close(outputs, model.predict(images, verbose=0))
+        expected = model.predict(images, verbose=0)
+        np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
     # The masks matter.
     everything = images | {"padding_mask": np.ones_like(images["padding_mask"])}
     assert np.abs(outputs - model.predict(everything, verbose=0)).max() > 1e-3
@@ -402,7 +266,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-@pytest.mark.parametrize("case", ["masked"], indirect=True, scope="module")
+@pytest.mark.parametrize("case", [("masked", "float32")], indirect=True, scope="module")
 def test_layouts_that_do_not_fit_the_functions(case, kind):
     file = case.path / LAYOUT_FILE
     text = file.read_text()

@@ -9,14 +9,14 @@ import json
 import subprocess
 import sys
 import time
-import types
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from reference.random_network import random_network
-from reference.small_networks import BFLOAT16, functional_network, small_images, small_network
+from reference.small_networks import BFLOAT16, small_images, small_network
+from saved_model.cases import WITH_CONTEXT, data_of
 
 import tfresidual as tfr
 from tfresidual import probes
@@ -26,80 +26,75 @@ from tfresidual.saved_model import pieces, signatures, writer
 from tfresidual.saved_model.format import LAYOUT_FILE
 from tfresidual.sources.exporting import export
 
-TWO_STAGES = {"blocks": (1, 2), "widths": (2, 3), "transition": "convolution"}
-# The second stage of this one begins with a change of the shape.
-ORDINARY = {"blocks": (2, 2), "widths": (2, 3)}
-BOUNDED = {"lipschitz": 0.95, "anchor": "input"}
-SEVERAL = TWO_STAGES | {"classifier_activation": "sigmoid"}
-NETWORKS = {
-    "ordinary": ORDINARY,
-    "several labels": SEVERAL | {"share_from": 0},
-    "several labels, bfloat16": SEVERAL | BOUNDED | {"dtype": BFLOAT16},
-    "functional": None,
-    "bounded": ORDINARY | BOUNDED,
-    "ordinary, bfloat16": ORDINARY | {"dtype": BFLOAT16},
-    "images of any size": ORDINARY | {"input_shape": (None, None, 3)},
+# What signatures take of images that are no array, by their names.
+INPUTS = {
+    "masked": {"ids": ([None, None], "int32"), "mask": ([None, None], "bool")},
+    "per position": {"images_0": ([None, None], "int64"), "images_1": ([None, 2], "float32")},
 }
-IMAGES = 6
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=pytest.mark.system if place < 2 else pytest.mark.nightly)
-        for place, name in enumerate(NETWORKS)
-    ],
-)
-def case(request, tmp_path_factory):
-    """A network, its chain, data, the folder of its SavedModel, and what TensorFlow loads."""
-    keras.utils.set_random_seed(3)
-    options = NETWORKS[request.param]
-    net = functional_network() if options is None else random_network(**options)
-    chain, path = tfr.chain(net), tmp_path_factory.mktemp("case") / "net"
-    size = [side or 8 for side in chain.input_shape]
-    images = np.random.default_rng(1).normal(size=(IMAGES, *size)).astype("float32")
-    rng, classes = np.random.default_rng(2), net.output_shape[-1]
-    if chain.outputs.startswith("label"):
-        labels = rng.integers(0, 2, (IMAGES, classes)).astype("float32")
-    else:
-        labels = rng.integers(0, classes, IMAGES)
-    export(net, path)
-    loaded = tf.saved_model.load(str(path))
-    is_exact = "bfloat16" not in request.param
-    return types.SimpleNamespace(
-        net=net, chain=chain, data=(images, labels), path=path, loaded=loaded, is_exact=is_exact
-    )
+@pytest.fixture(scope="module")
+def loaded(case):
+    return tf.saved_model.load(str(case.path))
 
 
-def call(case, signature, **given):
-    """What a signature returns for the images."""
-    images = tf.constant(case.data[0])
-    return case.loaded.signatures[signature](images=images, **tensors_of(given))
+@pytest.fixture
+def call(case, loaded):
+    """Calls a signature with images, by default those of the case, and with other arguments."""
+
+    def call(signature, images=None, **given):
+        images = case.data[0] if images is None else images
+        given = by_name(images) | given
+        taken = loaded.signatures[signature].structured_input_signature[1]
+        return loaded.signatures[signature](
+            **{name: tf.constant(value, taken[name].dtype) for name, value in given.items()}
+        )
+
+    return call
 
 
-def tensors_of(given):
-    kinds = {"scale": tf.float32, "labels": None}
-    return {name: tf.constant(value, kinds.get(name, tf.int32)) for name, value in given.items()}
+def by_name(images):
+    if isinstance(images, tuple):
+        return {f"images_{place}": part for place, part in enumerate(images)}
+    return images if isinstance(images, dict) else {"images": images}
 
 
-def test_serving_is_predict(case):
-    for size in (1, 2, IMAGES):
-        images = case.data[0][:size]
-        # The same batch: kernels round differently for other sizes.
-        expected = case.net.predict(images, batch_size=size, verbose=0)
-        outputs = case.loaded.signatures["serving_default"](images=images)["outputs"]
-        np.testing.assert_array_equal(outputs, expected)
+def tensors(images):
+    return keras.tree.map_structure(tf.constant, images)
 
 
-def test_names_and_shapes(case):
+def test_serving_is_predict(case, call):
+    kind = case.kind[0]
+    # Sizes that a network leaves open are open.
+    is_open = kind in (*WITH_CONTEXT, "any size")
+    for images in (case.data[0], *([data_of(kind, 12, 8)[0]] if is_open else [])):
+        outputs = call("serving_default", images)["outputs"]
+        if kind in WITH_CONTEXT:
+            expected = case.chain(tensors(images))
+            np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+        else:
+            for size in (1, 2, len(images)):
+                # The same batch: kernels round differently for other sizes.
+                expected = case.net.predict(images[:size], batch_size=size, verbose=0)
+                found = call("serving_default", images[:size])["outputs"]
+                np.testing.assert_array_equal(found, expected)
+        route = call("route", images, applications=[1] * len(case.chain.blocks))["outputs"]
+        np.testing.assert_allclose(route, outputs, rtol=1e-5, atol=1e-6)
+
+
+def test_names_and_shapes(case, loaded):
     def said(specs):
         return {name: (spec.shape.as_list(), spec.dtype.name) for name, spec in specs.items()}
 
-    functions = case.loaded.signatures
-    images = {"images": ([None, *case.chain.input_shape], "float32")}
-    classes, number = case.net.output_shape[-1], ([], "int32")
-    is_several, count = case.chain.outputs.startswith("label"), len(case.chain.blocks)
-    labels = ([None, classes], "float32") if is_several else ([None], "int64")
+    kind, chain, number = case.kind[0], case.chain, ([], "int32")
+    images = INPUTS.get(kind)
+    if images is None:
+        images = {"images": ([None, *chain.input_shape], "float32")}
+    outputs = [None, 3 if kind in WITH_CONTEXT else 5]
+    labels = {"several labels": (outputs, "float32"), "per position": ([None, None], "int64")}
+    labels = labels.get(kind, ([None], "int64"))
+    outputs = [None, *outputs] if kind == "per position" else outputs
+    functions, count = loaded.signatures, len(chain.blocks)
     assert {name: said(one.structured_input_signature[1]) for name, one in functions.items()} == {
         "serving_default": images,
         "states": images,
@@ -110,8 +105,8 @@ def test_names_and_shapes(case):
     }
     returned = {name: said(one.structured_outputs) for name, one in functions.items()}
     for signature in ("serving_default", "route", "readout", "repeat_last_block"):
-        assert returned[signature] == {"outputs": ([None, classes], "float32")}
-    blocks = [f"stage{block.stage}/block{block.index}" for block in case.chain.blocks]
+        assert returned[signature] == {"outputs": (outputs, "float32")}
+    blocks = [f"stage{block.stage}/block{block.index}" for block in chain.blocks]
     assert set(returned["states"]) == {"stem", *blocks}
     assert set(returned["block_metrics"]) == set(BLOCK_METRICS)
     assert all(shape[1] == count for shape, _ in returned["block_metrics"].values())
@@ -138,16 +133,15 @@ assert not others, others
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param("several labels", marks=pytest.mark.system),
-        pytest.param("several labels, bfloat16", marks=pytest.mark.nightly),
+        pytest.param(("several labels", "float32"), marks=pytest.mark.system),
+        pytest.param(("convergent", BFLOAT16), marks=pytest.mark.nightly),
     ],
     indirect=True,
 )
-def test_a_process_with_tensorflow_alone(case, tmp_path):
-    count = len(case.chain.blocks)
-    numbers = {"applications": [1] * count, "stage": 2, "block": 0, "times": 2, "scale": 0.5}
-    given = dict(zip(("images", "labels"), case.data, strict=True))
-    given |= {name: one.numpy() for name, one in tensors_of(numbers).items()}
+def test_a_process_with_tensorflow_alone(case, loaded, tmp_path):
+    numbers = {"applications": np.ones(len(case.chain.blocks)), "stage": 2, "block": 0, "times": 2}
+    given = {name: np.int32(value) for name, value in numbers.items()}
+    given |= {"images": case.data[0], "labels": case.data[1], "scale": np.float32(0.5)}
     np.savez(tmp_path / "inputs.npz", **given)
     files = [tmp_path / name for name in ("inputs.npz", "outputs.npz")]
     command = [sys.executable, "-P", "-c", PROGRAM, case.path, *files]
@@ -156,36 +150,45 @@ def test_a_process_with_tensorflow_alone(case, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     found = np.load(files[1])
-    for name, function in case.loaded.signatures.items():
+    for name, function in loaded.signatures.items():
         taken = function.structured_input_signature[1]
         for key, value in function(**{key: tf.constant(given[key]) for key in taken}).items():
             measured = found[f"{name} {key}"]
             np.testing.assert_allclose(measured, tf.cast(value, tf.float32), rtol=1e-5, atol=1e-6)
 
 
-def test_states_are_those_of_the_walk(case):
+def test_states_are_those_of_the_walk(case, call):
     @tf.function(autograph=False)
     def walk(images):
-        state = case.chain.stem(images)
-        return state, [after for _, after in case.chain.walk(state)[0]]
+        chain = case.chain.given(images)
+        state = chain.stem(images)
+        return state, [after for _, after in chain.walk(state)[0]]
 
-    stem, states = walk(tf.constant(case.data[0]))
-    values = call(case, "states")
+    stem, states = walk(tensors(case.data[0]))
+    values = call("states")
     np.testing.assert_array_equal(*(tf.cast(one, tf.float32) for one in (values["stem"], stem)))
+    allowed = (1e-6 if case.kind[0] in WITH_CONTEXT else 0) if case.is_exact else 0.01
     for block, state in zip(case.chain.blocks, states, strict=True):
         measured = tf.cast(values[f"stage{block.stage}/block{block.index}"], tf.float32)
         state = tf.cast(state, tf.float32)
         # TensorFlow joins other operations where it compiles all of the walk.
-        assert tf.norm(measured - state) <= (0 if case.is_exact else 0.01) * tf.norm(state)
+        assert tf.norm(measured - state) <= allowed * tf.norm(state)
 
 
-def test_block_metrics_are_those_of_the_probe(case):
+def test_block_metrics_are_those_of_the_probe(case, call):
+    labels = case.data[1]
     frame = probes.block_metrics(case.net, case.data, per_image=True)
-    for metric, measured in call(case, "block_metrics", labels=case.data[1]).items():
-        expected = frame[metric].to_numpy().reshape(-1, IMAGES).T
+    found = call("block_metrics", labels=labels)
+    for metric, measured in found.items():
+        expected = frame[metric].to_numpy().reshape(len(case.chain.blocks), -1).T
         # Gradients are added up in another order.
         allowed = (3e-6 if case.is_exact else 0.005) * np.nanmax(np.abs(expected), initial=0)
         np.testing.assert_allclose(measured, expected, rtol=0, atol=allowed, err_msg=metric)
+    if case.kind[0] == "per position":
+        # Padding is known from the context too.
+        again = call("block_metrics", labels=np.maximum(labels, 0))
+        for metric, values in found.items():
+            np.testing.assert_array_equal(again[metric], values)
 
 
 def calls_of(chain):
@@ -234,15 +237,17 @@ def applied(chain, counts):
     return routes.Route("applied", tuple(stages))
 
 
-def test_routes_are_those_of_the_chain(case):
+def test_routes_are_those_of_the_chain(case, call):
     calls = [one for one in calls_of(case.chain) if one[-1] is not None]
     chosen = [route for *_, route in calls]
     expected = evaluate(case.chain, case.data, chosen, with_outputs=True).outputs
+    is_counted = case.data[1] >= 0 if case.kind[0] == "per position" else slice(None)
+    allowed = {"rtol": 1e-5 if case.kind[0] in WITH_CONTEXT else 1e-6, "atol": 1e-6}
     for (signature, given, _), outputs in zip(calls, expected, strict=True):
-        measured = call(case, signature, **given)["outputs"]
-        np.testing.assert_allclose(measured, outputs, err_msg=str(given), rtol=1e-6, atol=1e-7)
-    served = call(case, "serving_default")["outputs"]
-    np.testing.assert_allclose(expected[0], served, rtol=1e-6, atol=1e-7)
+        measured = call(signature, **given)["outputs"].numpy()[is_counted]
+        np.testing.assert_allclose(measured, outputs, err_msg=str(given), **allowed)
+    served = call("serving_default")["outputs"].numpy()[is_counted]
+    np.testing.assert_allclose(expected[0], served, **allowed)
     assert np.abs(expected[2] - served).max() > 1e-3
 
 
@@ -253,11 +258,11 @@ WORDS = {
 }
 
 
-def test_impossible_numbers_are_errors(case):
+def test_impossible_numbers_are_errors(case, call):
     calls = [one for one in calls_of(case.chain) if one[-1] is None]
     for signature, given, _ in calls:
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-            call(case, signature, **given)
+            call(signature, **given)
         # Of too few counts, TensorFlow itself says so.
         if len(given.get("applications", case.chain.blocks)) == len(case.chain.blocks):
             message = str(caught.value)
@@ -266,11 +271,13 @@ def test_impossible_numbers_are_errors(case):
     assert len(calls) >= 8
 
 
-def test_gradients_flow_through_what_was_loaded(case):
+def test_gradients_flow_through_what_was_loaded(case, loaded):
+    if case.kind[0] in WITH_CONTEXT:
+        pytest.skip("takes ids")
     images = tf.constant(case.data[0])
     state = case.chain.stem(images)
-    served = case.loaded.signatures["serving_default"]
-    piece = case.loaded.pieces["stage1/block0/branch"]
+    served = loaded.signatures["serving_default"]
+    piece = loaded.pieces["stage1/block0/branch"]
     for start, functions in (
         (images, (lambda x: served(images=x)["outputs"][:, 0], lambda x: case.chain(x)[:, 0])),
         (state, (piece, case.chain.blocks[0].branch)),
@@ -365,20 +372,6 @@ def test_a_deep_network_is_exported_within_its_bounds(tmp_path):
     weights = sum(variable.numpy().nbytes for variable in net.variables)
     assert folder_size(tmp_path / "net") < 1.3 * weights + 10 * 2**20
     assert len(tfr.chain(tmp_path / "net").blocks) == 54
-
-
-@pytest.mark.system
-def test_a_chain_without_a_known_height(tmp_path):
-    net = random_network(blocks=(1,), widths=(2,), input_shape=(None, None, 3))
-    export(net, tmp_path / "net")
-    loaded = tf.saved_model.load(str(tmp_path / "net"))
-    for size in ((2, 8, 8, 3), (1, 4, 12, 3)):
-        images = np.random.default_rng(0).normal(size=size).astype("float32")
-        for call in (
-            loaded.signatures["serving_default"](images=images),
-            loaded.signatures["route"](images=images, applications=tf.constant([1])),
-        ):
-            np.testing.assert_allclose(call["outputs"], net(images, training=False), rtol=1e-6)
 
 
 @pytest.mark.system
