@@ -64,7 +64,7 @@ def tensors(images):
 
 
 def test_serving_is_predict(case, call):
-    kind = case.kind[0]
+    kind = case.kind
     # Sizes that a network leaves open are open.
     is_open = kind in (*WITH_CONTEXT, "any size")
     for images in (case.data[0], *([data_of(kind, 12, 8)[0]] if is_open else [])):
@@ -86,7 +86,7 @@ def test_names_and_shapes(case, loaded):
     def said(specs):
         return {name: (spec.shape.as_list(), spec.dtype.name) for name, spec in specs.items()}
 
-    kind, chain, number = case.kind[0], case.chain, ([], "int32")
+    kind, chain, number = case.kind, case.chain, ([], "int32")
     images = INPUTS.get(kind)
     if images is None:
         images = {"images": ([None, *chain.input_shape], "float32")}
@@ -167,7 +167,7 @@ def test_states_are_those_of_the_walk(case, call):
     stem, states = walk(tensors(case.data[0]))
     values = call("states")
     np.testing.assert_array_equal(*(tf.cast(one, tf.float32) for one in (values["stem"], stem)))
-    allowed = (1e-6 if case.kind[0] in WITH_CONTEXT else 0) if case.is_exact else 0.01
+    allowed = (1e-6 if case.kind in WITH_CONTEXT else 0) if case.is_exact else 0.01
     for block, state in zip(case.chain.blocks, states, strict=True):
         measured = tf.cast(values[f"stage{block.stage}/block{block.index}"], tf.float32)
         state = tf.cast(state, tf.float32)
@@ -184,7 +184,7 @@ def test_block_metrics_are_those_of_the_probe(case, call):
         # Gradients are added up in another order.
         allowed = (3e-6 if case.is_exact else 0.005) * np.nanmax(np.abs(expected), initial=0)
         np.testing.assert_allclose(measured, expected, rtol=0, atol=allowed, err_msg=metric)
-    if case.kind[0] == "per position":
+    if case.kind == "per position":
         # Padding is known from the context too.
         again = call("block_metrics", labels=np.maximum(labels, 0))
         for metric, values in found.items():
@@ -241,8 +241,8 @@ def test_routes_are_those_of_the_chain(case, call):
     calls = [one for one in calls_of(case.chain) if one[-1] is not None]
     chosen = [route for *_, route in calls]
     expected = evaluate(case.chain, case.data, chosen, with_outputs=True).outputs
-    is_counted = case.data[1] >= 0 if case.kind[0] == "per position" else slice(None)
-    allowed = {"rtol": 1e-5 if case.kind[0] in WITH_CONTEXT else 1e-6, "atol": 1e-6}
+    is_counted = case.data[1] >= 0 if case.kind == "per position" else slice(None)
+    allowed = {"rtol": 1e-5 if case.kind in WITH_CONTEXT else 1e-6, "atol": 1e-6}
     for (signature, given, _), outputs in zip(calls, expected, strict=True):
         measured = call(signature, **given)["outputs"].numpy()[is_counted]
         np.testing.assert_allclose(measured, outputs, err_msg=str(given), **allowed)
@@ -272,7 +272,7 @@ def test_impossible_numbers_are_errors(case, call):
 
 
 def test_gradients_flow_through_what_was_loaded(case, loaded):
-    if case.kind[0] in WITH_CONTEXT:
+    if case.kind in WITH_CONTEXT:
         pytest.skip("takes ids")
     images = tf.constant(case.data[0])
     state = case.chain.stem(images)
