@@ -7,6 +7,7 @@ from keras import layers, ops
 from refusals import refused
 
 import tfresidual as tfr
+from tfresidual import callbacks
 
 pytestmark = [pytest.mark.eager, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -219,6 +220,8 @@ def test_visible_additions_and_chosen_layers():
     assert names_and_notes(opened="d0") == (both, (note,))
     with pytest.warns(DeprecationWarning, match="`open` is called `opened` now"):
         assert names_and_notes(open="d0") == (both, (note,))
+    with pytest.warns(DeprecationWarning, match="`open` is called `opened` now"):
+        callbacks.use_blocks(plain(), open="d0")
     for blocks in (layers.Add, [layers.Add], lambda layer: layer.name.startswith("add")):
         assert names_and_notes(blocks=blocks)[0] == both
     names, (additions, chosen) = names_and_notes(blocks=["stem", "d0", "out"])
