@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual import probes, sources
-from tfresidual.arguments import ArgumentError, check_int
+from tfresidual.arguments import ArgumentError, check_int, formerly
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.declarations import PROBES
@@ -51,11 +51,12 @@ def _probed(model):
     return vars(model).setdefault(_KEPT, made)
 
 
+@formerly(open="opened")
 def use_blocks(
     model: keras.Model,
     *,
     blocks: Layers | None = None,
-    open: bool | Layers | None = None,
+    opened: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
     output: str | int | Sequence[str | int] | None = None,
@@ -72,7 +73,7 @@ def use_blocks(
 
     Args:
         model: the `keras.Model` that is trained.
-        blocks: see `tfresidual.chain`, as for `open`, `inputs`, `padding` and `output`.
+        blocks: see `tfresidual.chain`, as for `opened`, `inputs`, `padding` and `output`.
 
     Raises:
         ValueError: if `model` is not a `keras.Model`. Other arguments are checked when training
@@ -82,7 +83,7 @@ def use_blocks(
         raise ArgumentError(
             "model", "be a `keras.Model`", said=f"model={model!r} of type {type(model).__name__}"
         )
-    options = {"blocks": blocks, "open": open, "inputs": inputs, "padding": padding}
+    options = {"blocks": blocks, "opened": opened, "inputs": inputs, "padding": padding}
     options["output"] = output
     probed = _probed(model)
     probed.options = {name: value for name, value in options.items() if value is not None}

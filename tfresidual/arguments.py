@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import pathlib
+import warnings
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 # The largest count allowed, so that sums and products of a few counts fit into 64 bits.
 LARGEST_COUNT = 10**9
 _NOTHING = object()
@@ -246,3 +250,21 @@ def checked_path(name: str, value: str | os.PathLike[str]) -> pathlib.Path:
             name, "be a path: a non-empty str without null characters, or a `pathlib.Path`", value
         )
     return pathlib.Path(text)
+
+
+def formerly(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Lets a function take arguments by their former names too, with a `DeprecationWarning`."""
+
+    def decorator(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for old, new in names.items():
+                if old in kwargs and new not in kwargs:
+                    message = f"Argument `{old}` is called `{new}` now."
+                    warnings.warn(message, DeprecationWarning, stacklevel=2)
+                    kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return called
+
+    return decorator

@@ -1,7 +1,6 @@
 """SavedModels of chains with a context, with several inputs, ids, and outputs per position.
 
-Their chains are built by hand: what `tfresidual.chain` finds in a model is for the tests of the
-sources.
+What their signatures and chains compute is in `test_writer.py` and `test_reader.py`.
 """
 
 import dataclasses
@@ -13,179 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from reference.chains_with_context import (
-    chain_per_position,
-    data_per_position,
-    masked_chain,
-    masked_data,
-)
+from reference.chains_with_context import chain_per_position, data_per_position
 from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing import Block, Chain, Stage, agreement
-from tfresidual.routing.block_values import BLOCK_METRICS, block_values
 from tfresidual.routing.losses import loss_of
 from tfresidual.saved_model.format import LAYOUT_FILE
-
-CHAINS = {"masked": masked_chain, "per position": chain_per_position}
-DATA = {"masked": masked_data, "per position": data_per_position}
-
-
-def chain_of(name):
-    return CHAINS[name]()
-
-
-def data_of(name, **settings):
-    return DATA[name](**settings)
-
-
-def frames_of(chain, data):
-    """The frames of probes that take the data of these chains."""
-    return {
-        "block_metrics": probes.block_metrics(chain, data, per_image=True),
-        "perturbation": probes.perturbation(chain, data),
-        "signal_propagation": probes.signal_propagation(chain, data),
-        "drop_blocks": probes.drop_blocks(chain, data),
-        "readout": probes.readout(chain, data),
-        "repeat_last_block": probes.repeat_last_block(chain, data, times=2, scale=0.5),
-    }
-
-
-@pytest.fixture(scope="module", params=["masked", "per position"])
-def name(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def live(name):
-    return chain_of(name)
-
-
-@pytest.fixture(scope="module")
-def saved(live, tmp_path_factory):
-    path = tmp_path_factory.mktemp("saved") / "net"
-    tfr.export(live, path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def signatures(saved):
-    loaded = tf.saved_model.load(str(saved))
-    yield loaded.signatures
-
-
-def tensors_of(name, images):
-    """The arguments of a signature for images."""
-    if name == "masked":
-        return {"ids": tf.constant(images["ids"], tf.int32), "mask": tf.constant(images["mask"])}
-    return {"images_0": tf.constant(images[0], tf.int64), "images_1": tf.constant(images[1])}
-
-
-def test_inputs_are_named_and_keep_their_dtype(name, signatures):
-    expected = {
-        "masked": {"ids": ([None, None], "int32"), "mask": ([None, None], "bool")},
-        "per position": {"images_0": ([None, None], "int64"), "images_1": ([None, 2], "float32")},
-    }[name]
-    further = {
-        "serving_default": set(),
-        "states": set(),
-        "route": {"applications"},
-        "readout": {"stage", "block"},
-        "repeat_last_block": {"stage", "times", "scale"},
-        "block_metrics": {"labels"},
-    }
-    assert set(signatures) == set(further)
-    for signature, function in signatures.items():
-        taken = function.structured_input_signature[1]
-        assert set(taken) == set(expected) | further[signature]
-        for key, (shape, dtype) in expected.items():
-            assert (taken[key].shape.as_list(), taken[key].dtype.name) == (shape, dtype)
-    labels = signatures["block_metrics"].structured_input_signature[1]["labels"]
-    rank = 1 if name == "masked" else 2
-    assert (labels.shape.as_list(), labels.dtype) == ([None] * rank, tf.int64)
-
-
-@pytest.mark.parametrize("positions", [5, 8])
-def test_signatures_compute_what_the_chain_does(name, live, signatures, positions):
-    images, labels = data_of(name, positions=positions)
-    given, chain = tensors_of(name, images), live.given(tensors(images))
-    state = chain.stem(tensors(images))
-    pairs, last = chain.walk(state)
-
-    def outputs_of(signature, **more):
-        more = {key: tf.constant(value) for key, value in more.items()}
-        return signatures[signature](**given, **more)["outputs"]
-
-    assert_close(outputs_of("serving_default"), chain.head(last))
-    states = signatures["states"](**given)
-    assert_close(states["stem"], state)
-    for block, (_, after) in zip(chain.blocks, pairs, strict=True):
-        assert_close(states[f"stage{block.stage}/block{block.index}"], after)
-    count = len(chain.blocks)
-    assert_close(outputs_of("route", applications=[1] * count), chain.head(last))
-    # The last block, applied three times, once more with half its branch, and not at all.
-    before, final = pairs[-1][0], chain.blocks[-1]
-    thrice = final(final(final(before)))
-    assert_close(outputs_of("route", applications=[1] * (count - 1) + [3]), chain.head(thrice))
-    assert_close(outputs_of("route", applications=[1] * (count - 1) + [0]), chain.head(before))
-    place = {"stage": final.stage}
-    half = chain.head(final(last, None, 0.5))
-    assert_close(outputs_of("repeat_last_block", **place, times=1, scale=0.5), half)
-    place |= {"block": final.index - 1}
-    if final.index:
-        assert_close(outputs_of("readout", **place), chain.head(before))
-    else:
-        with pytest.raises(tf.errors.InvalidArgumentError, match="`stage`"):
-            outputs_of("readout", **place)
-    labels = tf.constant(labels)
-    metrics = signatures["block_metrics"](**given, labels=labels)
-    expected = block_values(live, tensors(images), labels)
-    assert set(metrics) == set(BLOCK_METRICS)
-    for metric, values in metrics.items():
-        assert_close(values, expected[metric])
-    if name == "per position":
-        # Padding is known from the context too.
-        again = signatures["block_metrics"](**given, labels=tf.maximum(labels, 0))
-        for metric, values in metrics.items():
-            np.testing.assert_array_equal(again[metric], values)
-
-
-def tensors(images):
-    return keras.tree.map_structure(tf.constant, images)
-
-
-def assert_close(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_chain_says_what_the_live_one_says(name, live, saved):
-    opened = tfr.chain(saved)
-    assert str(opened) == str(live)
-    assert (opened.input_shape, opened.input_dtype) == (live.input_shape, live.input_dtype)
-    images = tensors(data_of(name)[0])
-    contexts = [chain.context(images) for chain in (opened, live)]
-    assert set(contexts[0]) == set(contexts[1])
-    for key, value in contexts[0].items():
-        assert value.dtype == contexts[1][key].dtype
-        np.testing.assert_array_equal(value, contexts[1][key])
-    np.testing.assert_array_equal(opened.reference(images), opened(images))
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(
-    "name",
-    ["masked", pytest.param("per position", marks=pytest.mark.nightly)],
-    indirect=True,
-    scope="module",
-)
-def test_a_loaded_chain_is_exported_again(name, saved, tmp_path):
-    tfr.export(tfr.chain(saved), tmp_path / "net")
-    images = tensors(data_of(name)[0])
-    chains = [tfr.chain(path) for path in (saved, tmp_path / "net")]
-    np.testing.assert_array_equal(*(chain(images) for chain in chains))
-    layouts = [json.loads((path / LAYOUT_FILE).read_text()) for path in (saved, tmp_path / "net")]
-    assert layouts[0] == layouts[1]
 
 
 class OwnLoss(keras.losses.Loss):
@@ -202,12 +36,12 @@ class OwnLoss(keras.losses.Loss):
 def test_a_loss_per_position_is_written(tmp_path):
     model = keras.Sequential([keras.layers.Input((None, 3))])
     model.compile(loss=OwnLoss())
-    chain = dataclasses.replace(chain_of("per position"), loss=loss_of(model))
+    chain = dataclasses.replace(chain_per_position(), loss=loss_of(model))
     tfr.export(chain, tmp_path / "net")
     layout = json.loads((tmp_path / "net" / LAYOUT_FILE).read_text())
     assert layout["loss"] is None
     assert "loss/positions" in layout["pieces"]
-    opened, (images, labels) = tfr.chain(tmp_path / "net"), data_of("per position")
+    opened, (images, labels) = tfr.chain(tmp_path / "net"), data_per_position()
     for probe in (probes.block_metrics, probes.readout):
         frames = [probe(of, (images, labels)) for of in (opened, chain)]
         pd.testing.assert_frame_equal(*frames, rtol=1e-5)
@@ -233,11 +67,8 @@ def test_a_class_of_images_that_a_loss_ignores_is_kept(tmp_path):
             pd.testing.assert_frame_equal(probe(source, data), expected, rtol=1e-5)
 
 
-@pytest.mark.system
-def test_frames_are_those_of_the_network(name, live, saved):
-    frames, expected = (frames_of(chain, data_of(name)) for chain in (tfr.chain(saved), live))
-    for probe, frame in frames.items():
-        pd.testing.assert_frame_equal(frame, expected[probe], rtol=1e-5, obj=probe)
+def tensors(images):
+    return keras.tree.map_structure(tf.constant, images)
 
 
 # A model of Keras as the network itself
@@ -268,7 +99,8 @@ def test_serving_is_predict_masks_included(tmp_path):
             "padding_mask": (np.arange(positions) < lengths[:, None]).astype("int32"),
         }
         outputs = serve(**tensors(images))["outputs"]
-        assert_close(outputs, model.predict(images, verbose=0))
+        expected = model.predict(images, verbose=0)
+        np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
     # The masks matter.
     everything = images | {"padding_mask": np.ones_like(images["padding_mask"])}
     assert np.abs(outputs - model.predict(everything, verbose=0)).max() > 1e-3
@@ -434,9 +266,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-@pytest.mark.parametrize("name", ["masked"], indirect=True, scope="module")
-def test_layouts_that_do_not_fit_the_functions(saved, kind):
-    file = saved / LAYOUT_FILE
+@pytest.mark.parametrize("case", [("masked", "float32")], indirect=True, scope="module")
+def test_layouts_that_do_not_fit_the_functions(case, kind):
+    file = case.path / LAYOUT_FILE
     text = file.read_text()
     layout = json.loads(text)
     changes = {
@@ -445,6 +277,6 @@ def test_layouts_that_do_not_fit_the_functions(saved, kind):
     try:
         file.write_text(json.dumps(layout | changes))
         with refused("source"):
-            tfr.chain(saved)
+            tfr.chain(case.path)
     finally:
         file.write_text(text)

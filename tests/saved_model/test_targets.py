@@ -1,14 +1,19 @@
-"""Where `export` may write, and what of the network it takes along."""
+"""Where `export` may write, what of the network it takes along, and what failures leave."""
 
+import json
 import os
 import pathlib
-import re
 import resource
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 import types
 
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -18,6 +23,7 @@ from refusals import refused
 import tfresidual as tfr
 from tfresidual.callbacks import ExportForProbing
 from tfresidual.machine.locks import FolderInUseError, locked
+from tfresidual.routing import Block, Chain, Stage
 from tfresidual.saved_model.format import LAYOUT_FILE
 from tfresidual.sources.exporting import export
 
@@ -222,15 +228,6 @@ class BareTable(layers.Layer):
         return keras.KerasTensor(inputs.shape, "float32")
 
 
-@pytest.mark.parametrize("probing", [False, True])
-def test_what_no_saved_model_can_hold_leaves_nothing(tmp_path, probing):
-    """No folder, and none above it."""
-    with refused("net") as caught:
-        export(network_with(BareTable()), tmp_path / "new" / "net", probing=probing)
-    assert "with_table, which reads a resource" in str(caught.value)
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_network_that_no_saved_model_can_hold_is_not_trained(tmp_path):
     net = network_with(BareTable())
     net.compile("sgd", "sparse_categorical_crossentropy")
@@ -248,15 +245,34 @@ class NotToBeMadeAgain(tf.saved_model.experimental.TrackableResource):
     """Does not say how the table is made where it is loaded."""
 
 
+def failing():
+    """A chain whose head raises an error."""
+
+    def head(state):
+        raise ValueError("Received: a head that fails")
+
+    stages = (Stage(1, (Block(1, 0, True, lambda state: state + 1),)),)
+    return Chain("failing", tf.identity, stages, head, None, (4, 4, 1))
+
+
+OF_TENSORFLOW = "TensorFlow says: .*_create_resource"
+CANNOT_BE_WRITTEN = [
+    (lambda: network_with(BareTable()), True, "with_table, which reads a resource"),
+    (lambda: network_with(BareTable()), False, "with_table, which reads a resource"),
+    (lambda: network_with(BareTable(NotToBeMadeAgain())), False, OF_TENSORFLOW),
+    (failing, True, "a head that fails"),
+    (failing, False, "a head that fails"),
+]
+
+
+@pytest.mark.parametrize(("make", "probing", "words"), CANNOT_BE_WRITTEN)
 @pytest.mark.parametrize("there", ["there", ""])
-def test_what_tensorflow_says_is_told_and_nothing_is_left(tmp_path, there):
+def test_what_cannot_be_written_leaves_nothing(tmp_path, make, probing, words, there):
     """No folder above either that was not there."""
     (tmp_path / there).mkdir(exist_ok=True)
     before = content_of(tmp_path)
-    with refused("net") as caught:
-        path = tmp_path / there / "new" / "newer" / "net"
-        export(network_with(BareTable(NotToBeMadeAgain())), path, probing=False)
-    assert re.search("TensorFlow says: .*_create_resource", str(caught.value))
+    with pytest.raises(ValueError, match=words):
+        export(make(), tmp_path / there / "new" / "newer" / "net", probing=probing)
     assert content_of(tmp_path) == before
 
 
@@ -288,6 +304,158 @@ def test_a_path_to_which_it_was_moved_and_names_that_can_be_opened(chain, tmp_pa
         tfr.chain("n[1]")
 
 
+# Failures and kills
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
+@pytest.mark.parametrize("moment", ["graph", "layout", "move"])
+@pytest.mark.parametrize(
+    "error", [OSError, pytest.param(KeyboardInterrupt, marks=pytest.mark.nightly)]
+)
+def test_a_failure_leaves_the_target_as_it_was(chain, tmp_path, monkeypatch, there, moment, error):
+    path = tmp_path / "net"
+    if there:
+        export(chain, path, probing=False)
+    before = content_of(path)
+
+    def fail(*args, **kwargs):
+        raise error("no space left")
+
+    def half(root, folder, signatures):
+        pathlib.Path(folder, "saved_model.pb").write_bytes(b"half")
+        fail()
+
+    if moment == "graph":
+        monkeypatch.setattr(tf.saved_model, "save", half)
+    elif moment == "layout":
+        monkeypatch.setattr(json, "dumps", fail)
+    else:
+        replace = os.replace
+
+        def moved(source, target):
+            if pathlib.Path(target) == path and pathlib.Path(source).name == "net":
+                fail()
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", moved)
+    with pytest.raises(error, match="no space left"):
+        export(chain, path, overwrite=True)
+    monkeypatch.undo()
+    assert content_of(path) == before
+    assert os.listdir(tmp_path) == ["net"] * there
+
+
+KILLED = """
+import os, pathlib, signal, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import tensorflow as tf
+import tfresidual.jobs.probing  # all that is imported later
+from tfresidual.routing import Block, Chain, Stage
+from tfresidual.sources.exporting import export
+
+def end():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def end_at(event, part, count=1):
+    left = count
+    def watch(seen, arguments):
+        nonlocal left
+        if seen == event and part in os.fsdecode(arguments[0]):
+            left -= 1
+            if not left:
+                end()
+    sys.addaudithook(watch)
+
+def end_in_the_graph(save=tf.saved_model.save):
+    def half(root, folder, signatures):
+        save(root, folder, signatures)
+        path = pathlib.Path(folder, "saved_model.pb")
+        path.write_bytes(path.read_bytes()[:1000])
+        end()
+    tf.saved_model.save = half
+
+MOMENTS = {
+    "graph": end_in_the_graph,
+    "layout": lambda: end_at("open", "tfresidual.json"),
+    "first move": lambda: end_at("os.rename", sys.argv[1]),
+    "second move": lambda: end_at("os.rename", sys.argv[1], 2),
+    "never": lambda: None,
+}
+for moment in sys.argv[2:]:
+    child = os.fork()
+    if not child:
+        block = Block(1, 0, True, lambda state: state + 2)
+        chain = Chain("new", tf.identity, (Stage(1, (block,)),),
+                      lambda state: tf.reduce_sum(state, [1, 2]),
+                      lambda labels, outputs: tf.reduce_sum(outputs, -1), (4, 4, 1))
+        MOMENTS[moment]()
+        export(chain, pathlib.Path(sys.argv[1], moment, "net"), overwrite=True)
+        os._exit(0)
+    print(moment, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+MOMENTS = ("graph", "layout", "first move", "second move", "never")
+
+
+def test_a_killed_process_leaves_no_half_of_a_target(chain, tmp_path):
+    """The old one, none, or the new one; and the next export works."""
+    for moment in MOMENTS:
+        export(chain, tmp_path / moment / "net")
+    result = processes.run(KILLED, tmp_path, *MOMENTS)
+    assert result.returncode == 0, result.stderr
+    ends = dict(line.rsplit(" ", 1) for line in result.stdout.splitlines())
+    assert ends == {moment: "0" if moment == "never" else "-9" for moment in MOMENTS}
+    names = {}
+    for moment in MOMENTS:
+        path = tmp_path / moment / "net"
+        names[moment] = tfr.chain(path).name if path.exists() else None
+        # The file of a lock stays where its holder was killed; the lock does not.
+        own = ("net", ".net.lock")
+        others = [other for other in path.parent.iterdir() if other.name not in own]
+        assert all(other.name.startswith(".net-") for other in others)
+        assert len(others) == (moment != "never")
+        if moment == "second move":
+            # Both are there, whole.
+            found = {tfr.chain(path).name for path in others[0].iterdir() if path.is_dir()}
+            assert found == {"small", "new"}
+    expected = dict.fromkeys(MOMENTS, "small") | {"second move": None, "never": "new"}
+    assert names == expected
+    # The next export puts the new one into its place first, whatever it writes itself.
+    path = tmp_path / "second move" / "net"
+    with pytest.raises(FileExistsError, match="which already exists"):
+        export(chain, path)
+    assert tfr.chain(path).name == "new"
+    for moment in MOMENTS:
+        path = tmp_path / moment / "net"
+        export(chain, path, overwrite=True)
+        assert tfr.chain(path).name == "small"
+        assert [other.name for other in path.parent.iterdir()] == ["net"]
+
+
+@pytest.mark.nightly
+def test_kills_at_any_time(chain, tmp_path):
+    path = tmp_path / "never" / "net"
+    export(chain, path)
+    seen = set()
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", KILLED, str(tmp_path), *["never"] * 200],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        process.stdout.readline()
+        time.sleep(rng.uniform(0, 1.5))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        if path.exists():
+            seen.add(tfr.chain(path).name)
+        else:
+            export(chain, path)
+    assert seen <= {"small", "new"}
+
+
 def test_a_full_disk_leaves_nothing_and_loses_nothing(chain, tmp_path):
     export(chain, tmp_path / "net")
     before = content_of(tmp_path)
@@ -301,26 +469,6 @@ def test_a_full_disk_leaves_nothing_and_loses_nothing(chain, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert content_of(tmp_path) == before
-
-
-def test_what_a_killed_export_left_is_put_right(chain, tmp_path, killed_while_writing):
-    """Killed while it wrote, and between the two steps that exchange old and new."""
-    export(chain, tmp_path / "net")
-    (tmp_path / "sub").mkdir()
-    half, exchanged = (
-        killed_while_writing(tmp_path / name, "replacing_folder") for name in ("sub/other", "net")
-    )
-    (half / "variables").mkdir()
-    half.parent.rename(tmp_path / half.parent.name)
-    (tmp_path / "sub").rmdir()
-    (tmp_path / "net").rename(exchanged)
-    (exchanged.parent / ".replaced").mkdir()
-    (exchanged.parent / ".replaced" / "saved_model.pb").write_text("old")
-    # The new one was whole: without `overwrite` it stays.
-    with pytest.raises(FileExistsError, match="which already exists"):
-        export(chain, tmp_path / "net")
-    assert [path.name for path in tmp_path.iterdir()] == ["net"]
-    tfr.chain(tmp_path / "net")
 
 
 def test_one_export_at_a_time(chain, tmp_path, elsewhere):

@@ -6,32 +6,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from reference.random_network import random_batch, random_network
 
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.layers import ResidualUnit, Shortcut
-from tfresidual.networks import ResidualNetwork
-
-SHAPE = (8, 8, 3)
 
 
 def network(**options):
-    """A small network with statistics and weights that are all different."""
-    keras.utils.set_random_seed(0)
-    options = {"blocks": (3, 2), "widths": (4, 8)} | options
-    found = ResidualNetwork(SHAPE, 4, **options)
-    found.compile("sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
-    rng = np.random.default_rng(0)
-    for variable in found.variables:
-        if "seed" not in variable.path and "known" not in variable.path:
-            noise = rng.uniform(0.5, 1.5, variable.shape)
-            variable.assign(variable * noise + 0.01 * noise)
-    return found
-
-
-def images(count=5):
-    rng = np.random.default_rng(1)
-    return rng.normal(size=(count, *SHAPE)).astype("float32"), rng.integers(0, 4, count)
+    return random_network(**{"blocks": (3, 2)} | options)
 
 
 def states_of(chain, data):
@@ -86,10 +69,11 @@ OPTIONS = [
     "options", [pytest.param(options, id=str(options), marks=marks) for options, marks in OPTIONS]
 )
 def test_the_numbers_are_those_of_the_layers(options):
-    chain = tfr.chain(network(**options))
-    states, gradient = states_of(chain, images()[0])
+    net = network(**options)
+    chain, (images, _) = tfr.chain(net), random_batch(net, images=5)
+    states, gradient = states_of(chain, images)
     assert chain.called
-    expected, expected_gradient = states_of(own_calls(chain), images()[0])
+    expected, expected_gradient = states_of(own_calls(chain), images)
     for state, other in zip([*states, gradient], [*expected, expected_gradient], strict=True):
         state, other = (tf.cast(one, tf.float64).numpy() for one in (state, other))
         assert np.linalg.norm(other) > 0
@@ -103,28 +87,26 @@ def test_the_numbers_are_those_of_the_layers(options):
 
 
 def test_blocks_of_one_kind_have_one_graph():
-    chain = tfr.chain(network(blocks=(3, 3)))
-    probes.drop_blocks(chain, images())
-    # The first stage has units of one kind, the second also one that changes the shape.
-    assert len(chain.called) == 3
-    probes.block_metrics(chain, images())
-    assert len(chain.called) == 3
+    net = network(blocks=(3, 3))
+    chain, data = tfr.chain(net), random_batch(net)
+    for probe in (probes.drop_blocks, probes.block_metrics):
+        probe(chain, data)
+        # The first stage has units of one kind, the second also one that changes the shape.
+        assert len(chain.called) == 3
 
 
 @pytest.mark.system
 def test_the_numbers_follow_the_weights():
     net = network()
-    chain = tfr.chain(net)
-    before = probes.drop_blocks(chain, images(64))
-    states, _ = states_of(chain, images()[0])
-    kernel = net.layers[-1].kernel if hasattr(net.layers[-1], "kernel") else net.weights[-2]
-    for variable in (kernel, chain.blocks[1].weights["convolution1/kernel"]):
+    chain, data = tfr.chain(net), random_batch(net, images=64)
+    before = probes.drop_blocks(chain, data)
+    states, _ = states_of(chain, data[0])
+    for variable in (net.layers[-1].kernel, chain.blocks[1].weights["convolution1/kernel"]):
         variable.assign(variable * 3.0 - 0.1)
-    after = probes.drop_blocks(chain, images(64))
+    after = probes.drop_blocks(chain, data)
     assert not before.equals(after)
-    again = probes.drop_blocks(tfr.chain(net), images(64))
-    assert after.equals(again)
-    changed, _ = states_of(chain, images()[0])
+    assert after.equals(probes.drop_blocks(tfr.chain(net), data))
+    changed, _ = states_of(chain, data[0])
     np.testing.assert_array_equal(states[0], changed[0])
     assert np.abs(states[1] - changed[1]).max() > 0.01
 
@@ -148,25 +130,24 @@ class _Counting(Shortcut):
     ],
 )
 def test_units_that_compute_with_more_than_weights_share_nothing(options, count):
-    chain = tfr.chain(network(blocks=(1, 2), **options))
-    states_of(chain, images()[0])
+    net = network(blocks=(1, 2), **options)
+    chain = tfr.chain(net)
+    states_of(chain, random_batch(net)[0])
     assert len(chain.called) == count
 
 
 def test_a_unit_with_other_settings_is_of_another_kind():
-    inputs = keras.Input(SHAPE)
+    inputs = state = keras.Input((8, 8, 3))
     units = [ResidualUnit(3) for _ in range(3)]
-    state = inputs
     for unit in units:
         state = unit(state)
-    model = keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(state))
-    model.compile("sgd", loss="mse")
     units[1].convolution2.activation = keras.activations.tanh
     units[2].normalization1.epsilon = 0.1
-    chain = tfr.chain(model)
-    states, _ = states_of(chain, images()[0])
+    chain = tfr.chain(keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(state)))
+    images = np.random.default_rng(1).normal(size=(5, 8, 8, 3)).astype("float32")
+    states, _ = states_of(chain, images)
     assert len(chain.called) == 3
-    state = chain.stem(images()[0])
+    state = chain.stem(images)
     for unit, found in zip(units, states, strict=True):
         state = unit(state, training=False)
         np.testing.assert_allclose(found, state, rtol=1e-5, atol=1e-5)

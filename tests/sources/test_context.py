@@ -177,10 +177,7 @@ def chain_and(kind):
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=[] if kind in (Masked, Subclassed) else [pytest.mark.nightly])
-        for kind in KINDS
-    ],
+    [pytest.param(k, marks=[pytest.mark.nightly] * (k not in (Masked, Subclassed))) for k in KINDS],
 )
 def test_routes_are_those_of_the_model(kind):
     network, model, given, chain = chain_and(kind)
@@ -264,22 +261,21 @@ def attend(state):
     return layers.MultiHeadAttention(2, 4)(state, state)
 
 
-def own_attention(state):
-    return OwnAttention()(state)
-
-
 def dense(state):
     return layers.Dense(WIDTH, "relu")(state)
 
 
-def blocks(state, branch, add=layers.Add, count=2):
-    for _ in range(count):
-        state = add()([state, branch(state)])
+def blocks(state, branch):
+    for _ in range(2):
+        state = layers.Add()([state, branch(state)])
     return state
 
 
-def by_operator():
-    return lambda pair: pair[0] + pair[1]
+def added_by_an_operator(ids):
+    state = embedded()(ids)
+    for _ in range(2):
+        state = state + attend(state)
+    return state
 
 
 def embedded(mask_zero=True):
@@ -308,6 +304,14 @@ def with_positions(ids):
     return blocks(layers.Add()([state, Positions()(state)]), dense)
 
 
+def of_any_number(ids):
+    return blocks(Positions(is_added=True)(embedded(False)(ids)), dense)
+
+
+def masked_in_the_branch(ids):
+    return blocks(embedded(False)(ids), lambda state: attend(layers.Masking(0.5)(state)))
+
+
 def pooled_first(ids):
     return blocks(layers.GlobalAveragePooling1D()(attend(embedded()(ids))), dense)
 
@@ -315,26 +319,17 @@ def pooled_first(ids):
 # By name: the states of the ids (or of rows), and whether the mask of Keras is known.
 MODELS = {
     "attention": (lambda ids: blocks(embedded()(ids), attend), True),
-    "added by an operator": (lambda ids: blocks(embedded()(ids), attend, by_operator), True),
-    "a layer of one's own": (
-        lambda ids: blocks(embedded()(ids), lambda h: OwnAttention()(h)),
-        True,
-    ),
+    "added by an operator": (added_by_an_operator, True),
+    "own layer": (lambda ids: blocks(embedded()(ids), lambda h: OwnAttention()(h)), True),
     "in the head": (lambda ids: layers.LSTM(4)(blocks(embedded()(ids), dense)), True),
     "a nested model": (nested, True),
     "the values of the inputs": (lambda rows: blocks(layers.Masking()(rows), attend), True),
     "read by nothing": (lambda ids: blocks(embedded()(ids), dense), True),
     "ends in the stem": (pooled_first, False),
-    "ends in the branch": (
-        lambda ids: blocks(embedded(False)(ids), lambda h: attend(layers.Masking(0.5)(h))),
-        False,
-    ),
+    "ends in the branch": (masked_in_the_branch, False),
     "two trunks": (two_trunks, False),
     "positions that are no block": (with_positions, False),
-    "positions of any number": (
-        lambda ids: blocks(Positions(is_added=True)(embedded(False)(ids)), dense),
-        False,
-    ),
+    "positions of any number": (of_any_number, False),
 }
 NIGHTLY = ("attention", "read by nothing")
 
@@ -384,13 +379,7 @@ def read_by_blocks(function):
     return keras.Model({"one": one, "other": other}, outputs)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        pytest.param((5, 5), id="without an axis of images", marks=pytest.mark.nightly),
-        pytest.param((1, 5, 5), id="one for all images"),
-    ],
-)
+@pytest.mark.parametrize("shape", [(1, 5, 5), pytest.param((5, 5), marks=pytest.mark.nightly)])
 def test_what_all_images_share_is_carried(shape):
     """Such as a bias by the distance of two positions."""
     bias = np.reshape(np.arange(25, dtype="float32"), shape) / 25
@@ -410,44 +399,35 @@ def test_what_all_images_share_is_carried(shape):
     assert np.isfinite(dropped["cross_entropy"]).all()
 
 
+# What is refused
+
+
+NO_BATCH = [
+    (5, "5 of type int"),
+    (tf.data.Dataset.from_tensors((IDS, LABELS)), "Dataset"),
+    ((2, 8), "2 of type int in inputs of type tuple"),
+    ([], "[] of type list"),
+    (np.float32(3), "an array of shape () and dtype float32"),
+    (np.array([["a"] * 7]), "an array of shape (1, 7) and dtype <U1"),
+    (np.array([[None] * 7]), "an array of shape (1, 7) and dtype object"),
+]
+REFUSED = [
+    *((kind, inputs, received) for kind in (Network, Subclassed) for inputs, received in NO_BATCH),
+    (TwoInputs, {"ids": IDS}, "in the structure of the inputs"),
+    (TwoInputs, TwoInputs().given() | {"other": OTHER[:, :4]}, "'other': (6, 4)"),
+    (Subclassed, (IDS, LABELS), "inputs of shape ((6, 7), (6,))"),
+    (Subclassed, None, "must be a batch of inputs"),
+]
+
+
+@pytest.mark.parametrize(("kind", "inputs", "words"), REFUSED)
+def test_inputs_that_a_model_does_not_take(kind, inputs, words):
+    with refused("inputs" if inputs is not None else "source") as caught:
+        tfr.chain(kind().model(), inputs=inputs)
+    assert words in str(caught.value)
+
+
 def test_what_mixes_images_is_refused():
     with refused("source") as caught:
         tfr.chain(read_by_blocks(lambda other: ops.mean(other, axis=0)))
     assert "a tensor that all images share" in str(caught.value)
-
-
-# Inputs that cannot be used
-
-
-@pytest.mark.parametrize("kind", [Network, Subclassed])
-@pytest.mark.parametrize(
-    ("inputs", "received"),
-    [
-        (5, "5 of type int"),
-        (tf.data.Dataset.from_tensors((IDS, LABELS)), "Dataset"),
-        ((2, 8), "2 of type int in inputs of type tuple"),
-        ([], "[] of type list"),
-        (np.float32(3), "an array of shape () and dtype float32"),
-        (np.array([["a"] * 7]), "an array of shape (1, 7) and dtype <U1"),
-        (np.array([[None] * 7]), "an array of shape (1, 7) and dtype object"),
-    ],
-)
-def test_inputs_that_are_no_batch(kind, inputs, received):
-    with refused("inputs") as caught:
-        tfr.chain(kind().model(), inputs=inputs)
-    assert str(caught.value).endswith(received)
-
-
-@pytest.mark.parametrize(
-    ("kind", "inputs", "message"),
-    [
-        (TwoInputs, {"ids": IDS}, "in the structure of the inputs"),
-        (TwoInputs, TwoInputs().given() | {"other": OTHER[:, :4]}, "'other': (6, 4)"),
-        (Subclassed, (IDS, LABELS), "inputs of shape ((6, 7), (6,))"),
-        (Subclassed, None, "must be a batch of inputs"),
-    ],
-)
-def test_inputs_that_a_model_does_not_take(kind, inputs, message):
-    with refused("inputs" if inputs is not None else "source") as caught:
-        tfr.chain(kind().model(), inputs=inputs)
-    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Models of keras-hub, built small, as sources of chains.
+"""Models of keras-hub, built small; what is found in all of them is what docs/keras_hub.md says.
 
 keras-hub writes its networks with layers and with custom layers; the latter are opened.
 """
@@ -6,49 +6,58 @@ keras-hub writes its networks with layers and with custom layers; the latter are
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfresidual as tfr
 from tfresidual import probes
 
+pytest.importorskip("keras_hub")
+
+from sources import hub_table, zoo
+
 pytestmark = [pytest.mark.eager, pytest.mark.filterwarnings("ignore::UserWarning")]
 
-keras_hub = pytest.importorskip("keras_hub")
-
-IMAGES = np.random.default_rng(0).normal(size=(4, 32, 32, 3)).astype("float32")
-
-
-def resnet(blocks, block_type, use_pre_activation):
-    return keras_hub.models.ResNetBackbone(
-        input_conv_filters=[64],
-        input_conv_kernel_sizes=[3],
-        stackwise_num_filters=[64, 8, 16][: len(blocks)],
-        stackwise_num_blocks=blocks,
-        stackwise_num_strides=[1, 2, 2][: len(blocks)],
-        block_type=block_type,
-        use_pre_activation=use_pre_activation,
-        image_shape=(32, 32, 3),
-    )
+ROWS = hub_table.read()
+IN_EVERY_RUN, IN_SYSTEM = ("BertBackbone", "ResNetBackbone"), ("GPT2CausalLM", "ViTBackbone")
 
 
-def randomised(model):
-    """The model with statistics other than 0 and 1."""
-    rng = np.random.default_rng(1)
-    for weight in model.weights:
-        if weight.name == "moving_variance":
-            weight.assign(rng.uniform(0.5, 2, weight.shape))
-        elif weight.name in ("moving_mean", "beta"):
-            weight.assign(rng.normal(0, 0.1, weight.shape))
-    return model
+def test_the_page_is_made_from_the_table():
+    text = hub_table.PAGE.read_text(encoding="utf-8")
+    assert hub_table.page(ROWS, text) == text
+
+
+def test_no_chain_differs_from_its_model():
+    assert {row["equal"] for row in ROWS.values() if row["blocks"]} == {"yes"}
+
+
+@pytest.mark.nightly
+def test_there_is_a_row_for_every_class():
+    """A new version of keras-hub needs configurations in zoo.py."""
+    assert list(zoo.classes()) == list(ROWS)
+
+
+def marks_of(name):
+    if name in IN_EVERY_RUN:
+        return []
+    return [pytest.mark.system if name in IN_SYSTEM else pytest.mark.nightly]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=marks_of(n)) for n in zoo.classes()])
+def test_what_is_found(name):
+    row = hub_table.row_of(name)
+    assert {column: row[column] for column in hub_table.STABLE} == {
+        column: ROWS[name][column] for column in hub_table.STABLE
+    }
+
+
+def built(name):
+    model = zoo.build(name)
+    return zoo.with_one_output(model)[0], zoo.inputs_of(name, model)
 
 
 @pytest.mark.system
 def test_words_that_are_masked_are_no_positions():
     """As many of them as the sequence has positions, of which some are padding."""
-    from sources import zoo  # needs keras-hub
-
-    model = zoo.build("BertMaskedLM")
-    inputs = zoo.inputs_of("BertMaskedLM", model)
+    model, inputs = built("BertMaskedLM")
     shape = inputs["mask_positions"].shape
     assert shape == inputs["padding_mask"].shape
     assert not inputs["padding_mask"].all()
@@ -57,102 +66,31 @@ def test_words_that_are_masked_are_no_positions():
     expected = loss(labels, model.predict(inputs, verbose=0))
     for source in (model, keras.Model(model.input, model.output)):
         chain = tfr.chain(source, inputs=inputs)
-        frame = probes.drop_blocks(chain, (inputs, labels))
-        assert len(frame) == 4
+        assert len(probes.drop_blocks(chain, (inputs, labels))) == 4
         last = probes.lens(chain, (inputs, labels))["cross_entropy"].iloc[-1]
         assert last == pytest.approx(float(expected), rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("block_type", "use_pre_activation"),
-    [
-        ("basic_block", False),
-        ("bottleneck_block", True),
-    ],
-)
-def test_resnet(block_type, use_pre_activation):
-    model = randomised(resnet([2, 3], block_type, use_pre_activation))
-    chain = tfr.chain(model)
-    assert [len(stage.blocks) for stage in chain.stages] == [2, 3]
-    assert [block.index for block in chain.blocks if block.shortcut == "projection"][-1] == 0
-    assert {block.shortcut for block in chain.blocks[-2:]} == {"identity"}
-    expected = model.predict(IMAGES, batch_size=len(IMAGES), verbose=0)
-    np.testing.assert_array_equal(tf.function(chain)(IMAGES), expected)
 
 
 @pytest.mark.system
 @pytest.mark.compiled
 def test_probes_and_export_of_a_classifier(tmp_path):
-    backbone = resnet([1, 2], "basic_block", True)
-    model = randomised(keras_hub.models.ResNetImageClassifier(backbone, num_classes=5))
-    labels = np.arange(len(IMAGES))
-    frame = probes.drop_blocks(model, (IMAGES, labels))
-    assert frame["error"].notna().sum() == 2
+    model, images = built("ResNetImageClassifier")
+    data = images, np.arange(len(images))
+    frame = probes.drop_blocks(model, data)
+    assert frame["error"].notna().sum() == sum(b.keeps_shape for b in tfr.chain(model).blocks)
     tfr.export(model, tmp_path / "saved")
-    again = probes.drop_blocks(tmp_path / "saved", (IMAGES, labels))
+    again = probes.drop_blocks(tmp_path / "saved", data)
     np.testing.assert_allclose(again["cross_entropy"], frame["cross_entropy"], rtol=1e-6)
 
 
-def tiny(name, **kwargs):
-    heads = {"num_heads": 2, "intermediate_dim": 16, "max_sequence_length": 12}
-    given = {"num_layers": 2, "hidden_dim": 8, "vocabulary_size": 50} | (kwargs or heads)
-    return getattr(keras_hub.models, f"{name}Backbone")(**given)
-
-
-def bert():
-    whole = tiny("Bert")
-    return keras.Model(whole.input, whole.output["sequence_output"], name="bert")
-
-
-def vit():
-    sizes = {"patch_size": 8, "num_heads": 2, "num_layers": 2, "hidden_dim": 8, "mlp_dim": 16}
-    return keras_hub.models.ViTBackbone(image_shape=(32, 32, 3), **sizes)
-
-
-GROUPED = {"num_query_heads": 2, "num_key_value_heads": 1, "intermediate_dim": 16}
-BACKBONES = {
-    "ViT": vit,
-    "BERT": bert,
-    "GPT-2": lambda: tiny("GPT2"),
-    "a language model": lambda: keras_hub.models.GPT2CausalLM(backbone=tiny("GPT2")),
-    "Llama": lambda: tiny("Llama", **GROUPED),
-    "Gemma": lambda: tiny("Gemma", head_dim=4, **GROUPED),
-}
-
-
-def backbones(first, *system):
-    """Parameters for `pytest.mark.parametrize`: one for every run, and some system tests."""
-    marks = {first: ()} | dict.fromkeys(system, pytest.mark.system)
-    return [pytest.param(name, marks=marks.get(name, pytest.mark.nightly)) for name in BACKBONES]
-
-
-def inputs_for(model, images=3, positions=12):
-    """Returns inputs, whose last positions are padding."""
-    if not isinstance(model.input, dict):
-        return IMAGES[:images]
-    rng = np.random.default_rng(2)
-    padding = np.ones((images, positions), "int32")
-    padding[1:, positions - 4 :] = 0
-    given = {name: rng.integers(1, 50, (images, positions)) for name in model.input}
-    given |= {"segment_ids": np.zeros_like(padding)} if "segment_ids" in given else {}
-    return given | {"padding_mask": padding}
-
-
-@pytest.mark.parametrize("name", backbones("BERT", "GPT-2", "ViT"))
-def test_additions_inside_layers(name):
-    keras.utils.set_random_seed(0)
-    model = BACKBONES[name]()
-    inputs = inputs_for(model)
+@pytest.mark.parametrize(
+    "name", ["BertBackbone", pytest.param("GPT2Backbone", marks=pytest.mark.system)]
+)
+def test_weights_that_change_are_followed_and_the_model_is_left_as_it_was(name):
+    model, inputs = built(name)
     before = [len(layer._inbound_nodes) for layer in model._flatten_layers()]
     chain = tfr.chain(model, inputs=inputs)
     assert [len(layer._inbound_nodes) for layer in model._flatten_layers()] == before
-    assert [block.shortcut for block in chain.blocks] == ["identity"] * 4
-    kinds = [block.name.rpartition("/")[2] for block in chain.blocks]
-    assert kinds == ["attention", "mlp"] * 2
-    assert chain.notes[-1].startswith("opened layers: ")
-    expected = model.predict(inputs, verbose=0)
-    np.testing.assert_allclose(chain(inputs), expected, rtol=1e-4, atol=1e-5)
-    # Weights that change are followed.
     for weight in model.weights:
         weight.assign(1.1 * weight + 0.01)
     expected = model.predict(inputs, verbose=0)
@@ -161,39 +99,35 @@ def test_additions_inside_layers(name):
 
 def test_layers_are_whole_where_they_cannot_be_opened():
     """A causal mask needs to know the number of positions."""
-    model = BACKBONES["GPT-2"]()
+    model, inputs = built("GPT2Backbone")
     chain = tfr.chain(model)
     assert [block.name for block in chain.blocks] == ["transformer_layer_0", "transformer_layer_1"]
     assert chain.notes[-1].endswith("with `inputs` of a known size they might be opened")
-    for positions in (12, 7):
-        inputs = inputs_for(model, positions=positions)
-        expected = model.predict(inputs, verbose=0)
-        np.testing.assert_allclose(chain(inputs), expected, rtol=1e-4, atol=1e-5)
+    for positions in (6, 4):
+        given = {name: value[:, :positions] for name, value in inputs.items()}
+        expected = model.predict(given, verbose=0)
+        np.testing.assert_allclose(chain(given), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", backbones("GPT-2", "BERT"))
+@pytest.mark.parametrize(
+    "name", ["GPT2Backbone", pytest.param("BertBackbone", marks=pytest.mark.system)]
+)
 def test_a_dropped_block_is_a_branch_without_weights(name):
-    keras.utils.set_random_seed(0)
-    model = BACKBONES[name]()
-    inputs = inputs_for(model)
+    model, inputs = built(name)
     chain = tfr.chain(model, inputs=inputs)
     within = chain.given(inputs)
-    state = within.stem(inputs)
+    whole = model.predict(inputs, verbose=0)
     for number, block in enumerate(chain.blocks):
-        weights = [
-            weight
-            for role, weight in block.weights.items()
-            if "norm" not in role.partition("/")[2].lower()
-        ]
+        weights = [weight for role, weight in block.weights.items() if "norm" not in role.lower()]
         before = [weight.numpy() for weight in weights]
         for weight in weights:
             weight.assign(np.zeros(weight.shape))
         expected = model.predict(inputs, verbose=0)
         for weight, value in zip(weights, before, strict=True):
             weight.assign(value)
-        assert np.abs(expected - model.predict(inputs, verbose=0)).max() > 1e-4
-        anchor, last = None, state
+        assert np.abs(expected - whole).max() > 1e-4
+        last = within.stem(inputs)
         for other, applied in enumerate(within.blocks):
             # Without its branch: what follows the addition stays.
-            last = applied(last, anchor, 0.0 if other == number else None)
+            last = applied(last, None, 0.0 if other == number else None)
         np.testing.assert_allclose(within.head(last), expected, rtol=1e-4, atol=1e-5)

@@ -7,6 +7,7 @@ from keras import layers, ops
 from refusals import refused
 
 import tfresidual as tfr
+from tfresidual import callbacks
 
 pytestmark = [pytest.mark.eager, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -118,75 +119,68 @@ def early_and_late(state):
     return layers.Concatenate()([states[-1], states[1]])
 
 
-# What is computed, options of `tfr.chain`, the names of the blocks, and a part of a note.
-PAIR = ["attention", "mlp"]
+def without_layers(state):
+    return Mixing(name="two")(Mixing(name="one")(state)[0])[0]
+
+
+def two_trunks(one, other):
+    return layers.Concatenate()([Encoder("a")(one), Encoder("b")(other)])
+
+
+def parts_of(*names):
+    return [f"{name}/{part}" for name in names for part in ("attention", "mlp")]
+
+
+BESIDE = (
+    "computed from the inputs beside the blocks, and never perturbed: Encoder (2: encoder_0, "
+    "encoder_1); other blocks can be chosen with `blocks` or `opened`"
+)
+OF_DECODER = [
+    f"{kind}_{index}/{part}"
+    for index in range(2)
+    for kind, part in (("decoder", "attention"), ("decoder", "mlp"), ("reader", "mlp"))
+]
+NUMBERS = "others are not opened: they compute numbers from weights alone"
+# What is computed, which layers are opened, the names of the blocks, and a part of a note.
 FOUND = {
     # The names of the layers around a branch do not count.
-    "a layer": (Encoder("layer"), {}, [f"layer/{part}" for part in PAIR], "opened layers: Encoder"),
-    "a shared layer": (shared, {}, [f"layer/{p}{n}" for n in ("", " 2") for p in PAIR], ""),
-    "branches side by side": (Encoder("layer", True), {}, ["layer/attention+mlp"], ""),
+    "a layer": (Encoder("layer"), None, parts_of("layer"), "opened layers: Encoder"),
+    "a shared layer": (
+        shared, None, [f"layer/{p}{n}" for n in ("", " 2") for p in ("attention", "mlp")], "",
+    ),
+    "branches side by side": (Encoder("layer", True), None, ["layer/attention+mlp"], ""),
     # Their names do not depend on what else was built in the process.
-    "additions without layers": (
-        lambda state: Mixing(name="two")(Mixing(name="one")(state)[0])[0],
-        {},
-        ["one/addition", "two/addition"],
-        "",
-    ),
-    "positions around all blocks": (
-        beside_positions,
-        {},
-        [f"{name}/{part}" for name in ("one", "two") for part in PAIR],
-        "",
-    ),
-    "an encoder and a decoder": (
-        encoder_and_decoder,
-        {},
-        [
-            f"{kind}_{index}/{part}"
-            for index in range(2)
-            for kind, part in (("decoder", "attention"), ("decoder", "mlp"), ("reader", "mlp"))
-        ],
-        "computed from the inputs beside the blocks, and never perturbed: Encoder (2: encoder_0, "
-        "encoder_1); other blocks can be chosen with `blocks` or `open`",
-    ),
+    "additions without layers": (without_layers, None, ["one/addition", "two/addition"], ""),
+    "positions around all blocks": (beside_positions, None, parts_of("one", "two"), ""),
+    "an encoder and a decoder": (encoder_and_decoder, None, OF_DECODER, BESIDE),
     "the encoder chosen": (
-        encoder_and_decoder,
-        {"open": ["encoder_0", "encoder_1"]},
-        [f"encoder_{index}/{part}" for index in range(2) for part in PAIR],
-        "",
+        encoder_and_decoder, ["encoder_0", "encoder_1"], parts_of("encoder_0", "encoder_1"), "",
     ),
     "of two trunks of one length the last one": (
-        lambda one, other: layers.Concatenate()([Encoder("a")(one), Encoder("b")(other)]),
-        {},
-        ["b/attention", "b/mlp"],
-        "never perturbed: Encoder (1: a)",
+        two_trunks, None, parts_of("b"), "never perturbed: Encoder (1: a)",
     ),
-    "what goes round the first blocks": (early_and_late, {}, ["add_2", "add_3"], ""),
+    "what goes round the first blocks": (early_and_late, None, ["add_2", "add_3"], ""),
     "one that cannot be opened": (
-        lambda state: Pooling(name="pooling")(Encoder("one")(state)),
-        {},
-        ["one/attention", "one/mlp"],
-        "others are not opened: they compute numbers from weights alone",
+        lambda state: Pooling(name="pooling")(Encoder("one")(state)), None, parts_of("one"),
+        NUMBERS,
     ),
     "names of inner layers": (
-        lambda state: layers.Dense(2)(Encoder("one")(state)),
-        {"open": ["one", "own_attention"]},
-        ["one/attention", "one/mlp"],
-        "",
+        lambda state: layers.Dense(2)(Encoder("one")(state)), ["one", "own_attention"],
+        parts_of("one"), "",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_is_found(name):
-    function, kwargs, names, note = FOUND[name]
-    count = 2 if function is encoder_and_decoder or "two trunks" in name else 1
+    function, opened, names, note = FOUND[name]
+    count = 2 if function in (encoder_and_decoder, two_trunks) else 1
     inputs = [keras.Input((6, 4)) for _ in range(count)]
     model = keras.Model(inputs if count > 1 else inputs[0], function(*inputs))
     for weight in model.weights:
         weight.assign(RNG.normal(0, 0.3, weight.shape))
     given = [STATES] * count if count > 1 else STATES
-    chain = tfr.chain(model, inputs=given, **kwargs)
+    chain = tfr.chain(model, inputs=given, opened=opened)
     expected = model.predict(given, verbose=0)
     np.testing.assert_allclose(chain(given), expected, rtol=1e-4, atol=1e-5)
     assert [block.name for block in chain.blocks] == names
@@ -214,35 +208,39 @@ def hidden():
 
 
 def test_visible_additions_and_chosen_layers():
-    for kwargs in ({}, {"open": True}, {"open": False}):
+    def names_and_notes(**kwargs):
         chain = tfr.chain(plain(), **kwargs)
-        assert [block.name for block in chain.blocks] == ["add0", "add1"]
-        assert chain.notes == ()
+        return [block.name for block in chain.blocks], chain.notes
+
+    both = ["add0", "add1"]
+    for kwargs in ({}, {"opened": True}, {"opened": False}):
+        assert names_and_notes(**kwargs) == (both, ())
     # Opened, a layer without an addition changes nothing.
-    chain = tfr.chain(plain(), open="d0")
-    assert [block.name for block in chain.blocks] == ["add0", "add1"]
-    assert chain.notes == ("no layers are opened: no block was found in them",)
+    note = "no layers are opened: no block was found in them"
+    assert names_and_notes(opened="d0") == (both, (note,))
+    with pytest.warns(DeprecationWarning, match="`open` is called `opened` now"):
+        assert names_and_notes(open="d0") == (both, (note,))
+    with pytest.warns(DeprecationWarning, match="`open` is called `opened` now"):
+        callbacks.use_blocks(plain(), open="d0")
     for blocks in (layers.Add, [layers.Add], lambda layer: layer.name.startswith("add")):
-        chain = tfr.chain(plain(), blocks=blocks)
-        assert [block.name for block in chain.blocks] == ["add0", "add1"]
-    chain = tfr.chain(plain(), blocks=["stem", "d0", "out"])
-    assert [block.name for block in chain.blocks] == ["stem"]
-    additions, chosen = chain.notes
+        assert names_and_notes(blocks=blocks)[0] == both
+    names, (additions, chosen) = names_and_notes(blocks=["stem", "d0", "out"])
+    assert names == ["stem"]
     # They are on the trunk.
     assert additions.startswith("additions that are not blocks themselves: on the trunk (2: add0,")
     assert chosen.startswith("chosen layers that are no blocks: Dense (2: d0, out); ")
-    assert len(tfr.chain(plain(), blocks="stem").notes) == 1
+    assert len(names_and_notes(blocks="stem")[1]) == 1
 
 
 OPENED = "of which these may hide additions: Encoder (1: one), Positions (1: two)"
 REFUSED = [
     (plain, {"blocks": ["stem", "typo"]}, "Dense (4: stem, d0, d1, ...)", "called 'typo'"),
     (plain, {"blocks": layers.Conv2D}, "which are Add (2: add0, add1)", "Received: blocks=<class"),
-    (plain, {"blocks": "stem", "open": "d0"}, "not both", "Received: blocks='stem', open='d0'"),
-    (plain, {"open": "typo"}, "may hide additions: none", "no layer is called 'typo'"),
-    (hidden, {"open": ["one", "typo"]}, OPENED, "no layer is called 'typo'"),
-    (hidden, {"open": layers.Conv2D}, OPENED, "Received: open=<class"),
-    (plain, {"open": 3}, "or True or False", "Received: open=3"),
+    (plain, {"blocks": "stem", "opened": "d0"}, "not both", "Received: blocks='stem', opened='d0'"),
+    (plain, {"opened": "typo"}, "may hide additions: none", "no layer is called 'typo'"),
+    (hidden, {"opened": ["one", "typo"]}, OPENED, "no layer is called 'typo'"),
+    (hidden, {"opened": layers.Conv2D}, OPENED, "Received: opened=<class"),
+    (plain, {"opened": 3}, "or True or False", "Received: opened=3"),
     (nested, {"inputs": np.zeros((2, 5))}, "that outer accepts", "Received: inputs of shape"),
     (plain, {"blocks": []}, "in a list", "Received: blocks=[]"),
     (plain, {"blocks": "out"}, "return the shape they take", "Received: blocks='out' for plain"),

@@ -64,14 +64,9 @@ def attended(state, mask, is_hidden=False):
 
 
 def transformer(*names, is_hidden=False, mask_of=None, mask_zero=False):
-    """A network with an input of ids, and masks as further inputs.
+    """A network of ids, with masks as further inputs, the last of which attention takes.
 
-    Args:
-        names: the names of the masks.
-        is_hidden: whether the additions are inside layers.
-        mask_of: function of the mask that attention takes: the last one or, without masks, where
-            ids are not 0.
-        mask_zero: whether the embedding makes a mask of Keras, too.
+    Without masks, that is where ids are not 0. `mask_zero` makes a mask of Keras, too.
     """
     keras.utils.set_random_seed(0)
     ids = keras.Input((7,), dtype="int32", name="ids")
@@ -100,7 +95,7 @@ def of_two_sequences(*names):
 
 
 class Subclassed(keras.Model):
-    def __init__(self, take=lambda inputs: (inputs["ids"], inputs["valid"])):
+    def __init__(self, take):
         super().__init__(name="net")
         self.take = take
         self.embedding = layers.Embedding(20, WIDTH)
@@ -121,19 +116,15 @@ def opposite(mask):
     return ops.logical_not(mask)
 
 
+def at(inputs, path):
+    for key in path:
+        inputs = inputs[key]
+    return inputs
+
+
 def taking(ids, mask):
     """A subclassed model of inputs in a structure."""
-
-    def take(inputs):
-        return tuple(ops.not_equal(at(inputs, path), 0) if path is mask else at(inputs, path)
-                     for path in (ids, mask))  # fmt: skip
-
-    def at(inputs, path):
-        for key in path:
-            inputs = inputs[key]
-        return inputs
-
-    return Subclassed(take)
+    return Subclassed(lambda inputs: (at(inputs, ids), ops.not_equal(at(inputs, mask), 0)))
 
 
 BOTH, WHOLE = {"ids": IDS, "valid": VALID}, {"blocks": Encoder}
@@ -196,8 +187,8 @@ KNOWN = {
         UNKNOWN,
     ),
     "keys of a subclassed model": (
-        lambda: Subclassed(lambda x: (x["ids"], x["padding_mask"])),
-        {"ids": IDS, "padding_mask": VALID}, WHOLE, VALID, named("padding_mask"),
+        lambda: taking(["ids"], ["padding_mask"]), {"ids": IDS, "padding_mask": VALID}, WHOLE,
+        VALID, named("padding_mask"),
     ),
     "a key": (
         lambda: taking(["ids"], ["valid"]), BOTH, WHOLE | {"padding": "valid"}, VALID,
@@ -303,21 +294,22 @@ def test_states_without_positions_have_no_padding():
         assert notes_of(tfr.chain(model, padding=padding)) == []
 
 
-@pytest.mark.parametrize(
-    ("padding", "message"),
-    [
-        (True, "Received: padding=True"),
-        (3, "Received: padding=3"),
-        ("ids ", "one of 'ids', 'valid', or False. Received: padding='ids '"),
-        ("one", "'one' of shape ('images', 3) for states of shape ('images', 7, 8)"),
-    ],
-)
+NO_INPUT = [
+    (True, "Received: padding=True"),
+    (3, "Received: padding=3"),
+    ("ids ", "one of 'ids', 'valid', or False. Received: padding='ids '"),
+    ("one", "'one' of shape ('images', 3) for states of shape ('images', 7, 8)"),
+]
+
+
+@pytest.mark.parametrize(("padding", "message"), NO_INPUT)
 def test_padding_that_is_no_input(padding, message):
-    kwargs = {"padding": padding}
+    model, kwargs = transformer("valid"), {"padding": padding}
     if padding == "one":
+        model = taking(["ids"], ["valid"])
         kwargs |= {"inputs": BOTH | {"one": np.zeros((6, 3), "float32")}, "blocks": Encoder}
     with refused("padding") as caught:
-        tfr.chain(Subclassed() if padding == "one" else transformer("valid"), **kwargs)
+        tfr.chain(model, **kwargs)
     assert message in str(caught.value)
 
 

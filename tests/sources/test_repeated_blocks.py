@@ -5,6 +5,7 @@ ordinary batch normalization: what its probes give is proved elsewhere.
 """
 
 import itertools
+from functools import partial
 
 import keras
 import numpy as np
@@ -90,7 +91,7 @@ def functional(apply):
 
 
 class Subclassed(keras.Model):
-    def __init__(self, block, apply):
+    def __init__(self, block, apply=lambda block, state: block(state)):
         super().__init__()
         self.block, self.apply = block, apply
         self.pooling = layers.GlobalAveragePooling2D()
@@ -100,17 +101,10 @@ class Subclassed(keras.Model):
         return self.classifier(self.pooling(self.apply(self.block, state)))
 
 
-def added(block, state):
+def repeatedly(block, state, is_branch):
     with forward_pass():
         for _ in range(TIMES):
-            state = state + block(state)
-    return state
-
-
-def in_turn(block, state):
-    with forward_pass():
-        for _ in range(TIMES):
-            state = block(state)
+            state = state + block(state) if is_branch else block(state)
     return state
 
 
@@ -125,26 +119,27 @@ MODELS = {
     "branch": lambda: functional(shared_branch),
     "layers": lambda: functional(shared_layers),
     "hiding": lambda: functional(shared_hiding),
-    "subclassed, Repeated model": lambda: Subclassed(
-        Repeated(residual(), TIMES), lambda b, h: b(h)
-    ),
-    "subclassed, Repeated layer": lambda: Subclassed(Repeated(Hiding(), TIMES), lambda b, h: b(h)),
-    "subclassed, branch": lambda: Subclassed(branch(), added),
-    "subclassed, hiding": lambda: Subclassed(Hiding(), in_turn),
+    "subclassed, Repeated model": lambda: Subclassed(Repeated(residual(), TIMES)),
+    "subclassed, Repeated layer": lambda: Subclassed(Repeated(Hiding(), TIMES)),
+    "subclassed, branch": lambda: Subclassed(branch(), partial(repeatedly, is_branch=True)),
+    "subclassed, hiding": lambda: Subclassed(Hiding(), partial(repeatedly, is_branch=False)),
 }
 EVERY_RUN = ("Repeated model", "subclassed, Repeated model")
 
 
-def data():
-    rng = np.random.default_rng(0)
-    images = rng.normal(size=(12, *SHAPE)).astype("float32")
-    return images, rng.integers(0, CLASSES, len(images))
+IMAGES = np.random.default_rng(0).normal(size=(12, *SHAPE)).astype("float32")
+DATA = IMAGES, np.random.default_rng(1).integers(0, CLASSES, len(IMAGES))
 
 
-def randomise(model):
-    rng = np.random.default_rng(1)
+def made(name):
+    """A model with random weights, compiled, and the options with which its chain is made."""
+    keras.utils.set_random_seed(0)
+    model, rng = MODELS[name](), np.random.default_rng(1)
+    model(IMAGES)
     for weight in model.weights:
         weight.assign(0.2 * rng.uniform(0.1, 1, weight.shape))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model, {"inputs": IMAGES} if isinstance(model, Subclassed) else {}
 
 
 def with_separate_layers(model):
@@ -164,24 +159,6 @@ def with_separate_layers(model):
     return other
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(make, id=name, marks=[] if name in EVERY_RUN else pytest.mark.system)
-        for name, make in MODELS.items()
-    ],
-)
-def models(request):
-    """A model, its chain, and the model with separate layers."""
-    keras.utils.set_random_seed(0)
-    model, (images, _) = request.param(), data()
-    model(images)
-    randomise(model)
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    chain = tfr.chain(model, inputs=images if isinstance(model, Subclassed) else None)
-    return model, chain, with_separate_layers(model)
-
-
 def assert_same_frame(frame, other):
     numbers = [name for name in frame if frame[name].dtype.kind == "f"]
     others = [name for name in frame if name not in [*numbers, "name"]]
@@ -189,43 +166,38 @@ def assert_same_frame(frame, other):
     np.testing.assert_allclose(frame[numbers], other[numbers], rtol=1e-4, atol=1e-6)
 
 
-def test_every_application_is_a_block(models):
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.system] * (n not in EVERY_RUN)) for n in MODELS]
+)
+def test_every_application_is_a_block(name):
     """What probes give is what they give for separate layers."""
-    model, chain, other = models
+    model, options = made(name)
+    before = [len(layer._inbound_nodes) for layer in model._flatten_layers()]
+    chain, other = tfr.chain(model, **options), with_separate_layers(model)
+    # Nothing is added to layers.
+    assert [len(layer._inbound_nodes) for layer in model._flatten_layers()] == before
     assert [len(stage.blocks) for stage in chain.stages] == [TIMES]
     assert len({block.name for block in chain.blocks}) == TIMES
-    images, _ = data()
     for one in (model, other):
-        np.testing.assert_allclose(chain(images), one(images), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(chain(IMAGES), one(IMAGES), rtol=1e-4, atol=1e-6)
     for probe in (probes.drop_blocks, probes.block_metrics, probes.readout):
-        assert_same_frame(probe(chain, data()), probe(other, data()))
+        assert_same_frame(probe(chain, DATA), probe(other, DATA))
 
 
-@pytest.mark.parametrize(
-    "make", [MODELS["Repeated layer"], MODELS["subclassed, Repeated layer"]], ids=["graph", "call"]
-)
-def test_whole_layers_as_blocks(make):
-    model, (images, labels) = make(), data()
-    model(images)
-    randomise(model)
-    given = {"inputs": images} if isinstance(model, Subclassed) else {}
-    chain = tfr.chain(model, blocks=Hiding, **given)
+@pytest.mark.parametrize("name", ["Repeated layer", "subclassed, Repeated layer"])
+def test_whole_layers_as_blocks(name):
+    model, options = made(name)
+    chain = tfr.chain(model, blocks=Hiding, **options)
     assert len(chain.blocks) == TIMES
-    frames = [
-        probes.drop_blocks(one, (images, labels)) for one in (chain, with_separate_layers(model))
-    ]
+    frames = [probes.drop_blocks(one, DATA) for one in (chain, with_separate_layers(model))]
     assert_same_frame(*frames)
 
 
 def test_roles_of_an_application_are_those_of_its_own_layers():
-    model = functional(Repeated(residual(), TIMES))
-    before = [len(layer._inbound_nodes) for layer in model._flatten_layers()]
+    model, _ = made("Repeated model")
     chain, other = tfr.chain(model), tfr.chain(with_separate_layers(model))
-    # Nothing is added to layers.
-    assert [len(layer._inbound_nodes) for layer in model._flatten_layers()] == before
-    assert [set(block.weights) for block in chain.blocks] == [
-        set(block.weights) for block in other.blocks
-    ]
+    roles = [[set(block.weights) for block in one.blocks] for one in (chain, other)]
+    assert roles[0] == roles[1]
     gammas = {id(block.weights["1/BatchNormalization/gamma"]) for block in chain.blocks}
     kernels = {id(block.weights["0/Conv2D/kernel"]) for block in chain.blocks}
     assert (len(gammas), len(kernels)) == (TIMES, 1)
@@ -234,42 +206,28 @@ def test_roles_of_an_application_are_those_of_its_own_layers():
 
 def test_units_are_repeated():
     model = functional(Repeated(ResidualUnit(4), 3))
-    chain, (images, labels) = tfr.chain(model), data()
-    unit, state = model.layers[1].block, images
-    expected = [state]
-    for _ in range(3):
-        state = unit(state)
-        expected.append(state)
+    chain, unit = tfr.chain(model), model.layers[1].block
     assert len(chain.blocks) == 3
-    perturbation = probes.perturbation(chain, (images, labels))["perturbation"]
+    states = itertools.accumulate(range(3), lambda state, _: unit(state), initial=IMAGES)
     by_hand = [
-        np.linalg.norm((after - before).numpy().reshape(len(images), -1), axis=1).mean()
-        for before, after in itertools.pairwise(expected)
+        np.linalg.norm((after - before).numpy().reshape(len(IMAGES), -1), axis=1).mean()
+        for before, after in itertools.pairwise(states)
     ]
+    perturbation = probes.perturbation(chain, DATA)["perturbation"]
     np.testing.assert_allclose(perturbation, by_hand, rtol=1e-4)
 
 
 @pytest.mark.system
 @pytest.mark.compiled
 def test_fit_with_callbacks_is_that_of_separate_layers():
-    keras.utils.set_random_seed(0)
-    model, (images, labels) = functional(Repeated(residual(), TIMES)), data()
-    other = with_separate_layers(model)
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    # One convolution is trained at the rate of the four that stand for it.
-    for one in (model, other):
+    model, _ = made("Repeated model")
+    histories = []
+    for one in (model, with_separate_layers(model)):
+        # One convolution is trained at the rate of four.
         one.optimizer.learning_rate = 0.0
-    histories = [
-        one.fit(
-            images,
-            labels,
-            batch_size=6,
-            shuffle=False,
-            verbose=0,
-            callbacks=[callbacks.BlockMetrics((images, labels)), callbacks.StepMetrics(images=4)],
-        ).history
-        for one in (model, other)
-    ]
+        probing = [callbacks.BlockMetrics(DATA), callbacks.StepMetrics(images=4)]
+        options = {"batch_size": 6, "shuffle": False, "verbose": 0, "callbacks": probing}
+        histories.append(one.fit(*DATA, **options).history)
     assert set(histories[0]) == set(histories[1])
     assert f"stage1/block{TIMES - 1}/cosine_loss" in histories[0]
     for key, values in histories[0].items():
@@ -279,14 +237,11 @@ def test_fit_with_callbacks_is_that_of_separate_layers():
 @pytest.mark.system
 @pytest.mark.compiled
 def test_saved_chain(tmp_path):
-    model, (images, labels) = functional(Repeated(residual(), TIMES)), data()
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    model.fit(images, labels, verbose=0)
+    model, _ = made("Repeated model")
+    model.fit(*DATA, verbose=0)
     tfr.export(model, tmp_path / "saved")
-    saved = tfr.chain(tmp_path / "saved")
-    assert_same_frame(
-        probes.block_metrics(saved, (images, labels)), probes.block_metrics(model, (images, labels))
-    )
+    frames = [probes.block_metrics(one, DATA) for one in (tfr.chain(tmp_path / "saved"), model)]
+    assert_same_frame(*frames)
     served = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
-    (outputs,) = served(tf.constant(images)).values()
-    np.testing.assert_allclose(outputs, model(images), rtol=1e-4, atol=1e-6)
+    (outputs,) = served(tf.constant(IMAGES)).values()
+    np.testing.assert_allclose(outputs, model(IMAGES), rtol=1e-4, atol=1e-6)

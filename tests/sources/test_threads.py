@@ -30,23 +30,23 @@ class Unit(layers.Layer):
 
 def model_of(block, inputs=None, stem=lambda state: state):
     inputs = keras.Input((6, 4)) if inputs is None else inputs
-    state = block()(block()(stem(inputs)))
+    state = block(block(stem(inputs)))
     return keras.Model(inputs, layers.Dense(3)(state))
 
 
 def plain():
-    return model_of(lambda: lambda state: state + layers.Dense(4, activation="relu")(state))
+    return model_of(lambda state: state + layers.Dense(4, activation="relu")(state))
 
 
 def hidden():
-    return model_of(Unit)
+    return model_of(lambda state: Unit()(state))
 
 
 def masked():
-    ids = keras.Input((6,), dtype="int32")
-    attend = layers.MultiHeadAttention
-    block = lambda: lambda state: layers.Add()([state, attend(1, 4)(state, state)])  # noqa: E731
-    return model_of(block, ids, layers.Embedding(9, 4, mask_zero=True))
+    def block(state):
+        return layers.Add()([state, layers.MultiHeadAttention(1, 4)(state, state)])
+
+    return model_of(block, keras.Input((6,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True))
 
 
 class Subclassed(keras.Model):
@@ -84,13 +84,34 @@ def methods():
     return found, list(warnings.filters)
 
 
+def in_threads(count, work, beside):
+    """Runs work with a number each in some threads, and something else until they end."""
+    end, errors, begin = threading.Event(), [], threading.Barrier(count + 1)
+
+    def run(function, argument):
+        begin.wait()
+        try:
+            function(argument)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work, index)) for index in range(count)]
+    threads.append(threading.Thread(target=run, args=(beside, end)))
+    for thread in threads:
+        thread.start()
+    for thread in threads[:-1]:
+        thread.join()
+    end.set()
+    threads[-1].join()
+    assert errors == []
+
+
 @pytest.mark.system
 def test_chains_are_those_made_alone_and_others_notice_nothing():
     before = methods()
     models = {kind: kind() for kind in KINDS}
     models[Subclassed](IMAGES)
     alone = {kind: made(kind, model) for kind, model in models.items()}
-    begin, end, errors = threading.Barrier(THREADS + 1), threading.Event(), []
 
     def make(index):
         for kind in KINDS:
@@ -100,47 +121,27 @@ def test_chains_are_those_made_alone_and_others_notice_nothing():
                 assert names == alone[kind][0]
                 np.testing.assert_array_equal(outputs, alone[kind][1])
 
-    def train():
+    def train(end):
         while not end.is_set():
             model = plain()
             model.compile("sgd", "mse", run_eagerly=True)
             model.fit(IMAGES, np.ones((2, 6, 3)), verbose=0)
             assert len(model.layers[-1]._inbound_nodes) == 1
 
-    def run(work, *args):
-        begin.wait()
-        try:
-            work(*args)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(make, index)) for index in range(THREADS)]
-    threads.append(other := threading.Thread(target=run, args=(train,)))
-    for thread in threads:
-        thread.start()
-    for thread in threads[:-1]:
-        thread.join()
-    end.set()
-    other.join()
-    assert errors == []
+    in_threads(THREADS, make, train)
     assert methods() == before
 
 
 def test_a_model_is_called_while_its_training_step_is_traced(tmp_path):
-    model, end, errors = plain(), threading.Event(), []
+    model = plain()
     model.compile("sgd", "mse")
 
-    def call():
-        try:
-            while not end.is_set():
-                model(IMAGES)
-        except BaseException as error:
-            errors.append(error)
+    def fit(index):
+        steps = callbacks.StepMetrics(csv=tmp_path / "steps.csv")
+        model.fit(IMAGES, np.ones((2, 6, 3)), verbose=0, callbacks=[steps])
 
-    thread = threading.Thread(target=call)
-    thread.start()
-    steps = callbacks.StepMetrics(csv=tmp_path / "steps.csv")
-    model.fit(IMAGES, np.ones((2, 6, 3)), verbose=0, callbacks=[steps])
-    end.set()
-    thread.join()
-    assert errors == []
+    def call(end):
+        while not end.is_set():
+            model(IMAGES)
+
+    in_threads(1, fit, call)

@@ -1,8 +1,10 @@
 """All backbones and tasks of keras-hub, built as small as they go, without a download.
 
-The classes are those that `keras_hub.models` has; `BACKBONES` and `TASKS` say how they are built.
+The classes are those that `keras_hub.models` has. An argument has its value in `SMALL`, whatever
+takes it; `BACKBONES` and `TASKS` say what differs.
 """
 
+import functools
 import inspect
 import types
 
@@ -14,112 +16,82 @@ models = keras_hub.models
 
 IMAGES, POSITIONS, VOCABULARY, CLASSES = 2, 6, 24, 3
 SIDE = 32
-RGB = (SIDE, SIDE, 3)
+RGB, LARGE = (SIDE, SIDE, 3), (64, 64, 3)
+
+# Also of arguments that begin with "encoder_" or "decoder_".
+SMALL = (
+    dict.fromkeys(("vocabulary_size", "vocab_size", "vocab_size_per_layer_input"), VOCABULARY)
+    | dict.fromkeys(("hidden_dim", "hidden_size", "embedding_dim", "projection_dim"), 8)
+    | dict.fromkeys(("moe_intermediate_dim", "shared_expert_intermediate_size"), 8)
+    | dict.fromkeys(("intermediate_dim", "mlp_dim", "max_sequence_length", "patch_size"), 16)
+    | dict.fromkeys(("num_layers", "num_hidden_layers", "num_heads", "num_query_heads"), 2)
+    | dict.fromkeys(("num_attention_heads", "num_experts"), 2)
+    | dict.fromkeys(("num_key_value_heads", "top_k"), 1)
+    | dict.fromkeys(("head_dim", "head_size"), 4)
+    | {"shared_expert_intermediate_dim": 8, "image_shape": RGB, "image_size": SIDE}
+    | {"num_query_tokens": 3, "qformer_hidden_dim": 8}
+)
+
+
+# Of an argument that keeps its default.
+OMITTED = object()
+
+
+def later(name, **changed):
+    """A function that builds a part with other arguments."""
+    return functools.partial(made, name, **changed)
+
+
+def made(name, **changed):
+    """A backbone, or a layer, with the arguments of `SMALL` and `BACKBONES`, and others."""
+    kind = getattr(models, name, None) or getattr(keras_hub.layers, name)
+    given = {}
+    for taken in inspect.signature(kind.__init__).parameters:
+        for known in (taken, taken.removeprefix("encoder_").removeprefix("decoder_")):
+            if known in SMALL:
+                given.setdefault(taken, SMALL[known])
+    given |= BACKBONES.get(name, {}) | changed
+    given = {key: value() if callable(value) else value for key, value in given.items()}
+    return kind(**{key: value for key, value in given.items() if value is not OMITTED})
+
+
+FULL = ["full_attention"] * 2
 
 # fmt: off
-TEXT = {"vocabulary_size": VOCABULARY, "num_layers": 2, "num_heads": 2, "hidden_dim": 8,
-    "intermediate_dim": 16}
-SHORT = TEXT | {"max_sequence_length": 16}
-GROUPED = {"vocabulary_size": VOCABULARY, "num_layers": 2, "num_query_heads": 2,
-    "num_key_value_heads": 1, "hidden_dim": 8, "intermediate_dim": 16}
-EXPERTS = {"num_experts": 2, "top_k": 1}
-PATCHES = {"image_shape": RGB, "patch_size": 16, "num_layers": 2, "num_heads": 2, "hidden_dim": 8,
-    "intermediate_dim": 16}
-CLIP_TEXT = SHORT | {"embedding_dim": 8}
-RESNET = {"input_conv_filters": [64], "input_conv_kernel_sizes": [3],
-    "stackwise_num_filters": [64, 8, 8, 16], "stackwise_num_blocks": [1, 2, 2, 1],
-    "stackwise_num_strides": [1, 2, 2, 2], "block_type": "basic_block"}
-HGNET = {"depths": [1, 2], "embedding_size": 8, "hidden_sizes": [8, 16], "stem_channels": [3, 8, 8],
-    "hidden_act": "relu", "use_learnable_affine_block": True,
-    "stackwise_stage_filters": [(8, 8, 8, 1, 1, 3), (8, 8, 16, 2, 1, 3)],
-    "apply_downsample": [False, True], "use_lightweight_conv_block": [False, True]}
-MIT = {"num_layers": 2, "hidden_dims": [8, 16], "layerwise_depths": [1, 2],
-    "layerwise_num_heads": [1, 2], "layerwise_sr_ratios": [2, 1], "layerwise_patch_sizes": [7, 3],
-    "layerwise_strides": [4, 2], "max_drop_path_rate": 0.1, "image_shape": RGB}
-T5GEMMA = {"vocabulary_size": VOCABULARY} | {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in {
-        "hidden_dim": 8,
-        "intermediate_dim": 16,
-        "num_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 4,
-        "layer_types": ["full_attention", "full_attention"],
-    }.items()
-}
-LINEAR_ATTENTION = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8,
-    "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 4,
-    "linear_value_head_dim": 4}
-# fmt: on
-
-
-def _resnet(**kwargs):
-    return models.ResNetBackbone(**RESNET | kwargs)
-
-
-def _dino(**kwargs):
-    return models.DINOV2Backbone(**PATCHES | {"position_embedding_shape": RGB} | kwargs)
-
-
-def _vae():
-    from keras_hub.src.models.vae.vae_backbone import VAEBackbone
-
-    return VAEBackbone([32, 32], [1, 1], [32, 32], [1, 1])
-
-
-# fmt: off
-# The arguments of a backbone; those that are functions are called, to build other models.
+# The arguments of a backbone that `SMALL` does not have; those that are functions are called.
 BACKBONES = {
-    "AlbertBackbone": SHORT | {"embedding_dim": 4},
-    "BartBackbone": SHORT,
-    "BASNetBackbone": {"image_encoder": lambda: _resnet(input_conv_kernel_sizes=[7],
-        stackwise_num_filters=[64, 128, 256, 512], stackwise_num_blocks=[2, 2, 2, 2]),
-        "num_classes": 1, "image_shape": (64, 64, 3)},
-    "BertBackbone": SHORT,
-    "BLIP2Backbone": {"vision_encoder": lambda: models.BLIP2VisionEncoder(image_size=SIDE,
-        patch_size=16, num_layers=2, num_heads=2, hidden_dim=8, intermediate_dim=16,
-        use_patch_bias=True, use_class_token=True, use_mha_bias=True, use_mlp_bias=True,
-        dropout_rate=0.0, layer_norm_epsilon=1e-06, initializer_range=0.02),
-        "qformer": lambda: models.BLIP2QFormer(num_query_tokens=3, num_layers=2, num_heads=2,
-        hidden_dim=8, intermediate_dim=16, vision_dim=8, cross_attention_frequency=2, dropout=0.0,
-        layer_norm_epsilon=1e-06), "language_model": lambda: models.BLIP2CustomOPT(**SHORT,
-        num_query_tokens=3, qformer_hidden_dim=8, dropout=0.0)},
-    "BloomBackbone": TEXT,
-    "CLIPBackbone": {"vision_encoder": lambda: models.CLIPVisionEncoder(**PATCHES),
-        "text_encoder": lambda: models.CLIPTextEncoder(**CLIP_TEXT), "projection_dim": 8},
-    "CLIPTextEncoder": CLIP_TEXT,
-    "CLIPVisionEncoder": PATCHES,
+    "AlbertBackbone": {"embedding_dim": 4},
+    "BASNetBackbone": {"image_encoder": later("ResNetBackbone", input_conv_kernel_sizes=[7],
+        stackwise_num_filters=[64, 128, 256, 512], stackwise_num_blocks=[2, 2, 2, 2],
+        image_shape=OMITTED), "num_classes": 1, "image_shape": LARGE},
+    "BLIP2Backbone": {"vision_encoder": later("BLIP2VisionEncoder", use_patch_bias=True,
+        use_class_token=True, use_mha_bias=True, use_mlp_bias=True, dropout_rate=0.0,
+        layer_norm_epsilon=1e-06, initializer_range=0.02), "qformer": later("BLIP2QFormer",
+        vision_dim=8, cross_attention_frequency=2, dropout=0.0, layer_norm_epsilon=1e-06),
+        "language_model": later("BLIP2CustomOPT", dropout=0.0)},
     "CSPNetBackbone": {"stem_filters": 8, "stem_kernel_size": 3, "stem_strides": 1,
         "stackwise_depth": [1, 2], "stackwise_strides": [1, 2], "stackwise_num_filters": [8, 16],
-        "block_type": "dark_block", "stage_type": "csp", "block_ratio": [0.5], "image_shape": RGB},
-    "DFineBackbone": {"backbone": lambda: models.HGNetV2Backbone(**HGNET |
-        {"image_shape": (None, None, 3), "out_features": ["stage1", "stage2"]}),
-        "decoder_in_channels": [8, 8], "encoder_hidden_dim": 8, "num_denoising": 0,
-        "num_labels": CLASSES, "hidden_dim": 8, "learn_initial_query": False, "num_queries": 4,
+        "block_type": "dark_block", "stage_type": "csp", "block_ratio": [0.5]},
+    "DFineBackbone": {"backbone": later("HGNetV2Backbone", image_shape=(None, None, 3),
+        out_features=["stage1", "stage2"]), "decoder_in_channels": [8, 8], "num_denoising": 0,
+        "num_labels": CLASSES, "learn_initial_query": False, "num_queries": 4,
         "anchor_image_size": (SIDE, SIDE), "feat_strides": [4, 8], "num_feature_levels": 2,
         "encoder_in_channels": [8, 16], "encode_proj_layers": [1], "num_attention_heads": 2,
         "encoder_ffn_dim": 16, "num_encoder_layers": 1, "hidden_expansion": 0.5,
         "depth_multiplier": 0.5, "eval_idx": -1, "num_decoder_layers": 2,
         "decoder_attention_heads": 2, "decoder_ffn_dim": 16, "decoder_n_points": [2, 2],
-        "lqe_hidden_dim": 8, "num_lqe_layers": 2, "out_features": ["stage1", "stage2"],
-        "image_shape": RGB, "seed": 0},
-    "DINOV2Backbone": PATCHES | {"position_embedding_shape": RGB},
-    "DINOV3Backbone": PATCHES,
-    "DebertaV3Backbone": SHORT | {"bucket_size": 4},
-    "DeepLabV3Backbone": {"image_encoder": lambda: _resnet(image_shape=(64, 64, 3)),
+        "lqe_hidden_dim": 8, "num_lqe_layers": 2, "out_features": ["stage1", "stage2"], "seed": 0},
+    "DINOV2Backbone": {"position_embedding_shape": RGB},
+    "DebertaV3Backbone": {"bucket_size": 4},
+    "DeepLabV3Backbone": {"image_encoder": later("ResNetBackbone", image_shape=LARGE),
         "spatial_pyramid_pooling_key": "P5", "low_level_feature_key": "P2", "upsampling_size": 8,
-        "dilation_rates": [2, 3], "projection_filters": 8, "image_shape": (64, 64, 3)},
-    "DeiTBackbone": PATCHES,
-    "DenseNetBackbone": {"stackwise_num_repeats": [1, 2], "growth_rate": 4, "image_shape": RGB},
-    "DepthAnythingBackbone": {"image_encoder": lambda: _dino(num_layers=4, patch_size=14,
+        "dilation_rates": [2, 3], "projection_filters": 8, "image_shape": LARGE},
+    "DenseNetBackbone": {"stackwise_num_repeats": [1, 2], "growth_rate": 4},
+    "DepthAnythingBackbone": {"image_encoder": later("DINOV2Backbone", num_layers=4, patch_size=14,
         image_shape=(84, 84, 3)), "reassemble_factors": [4, 2, 1, 0.5],
         "neck_hidden_dims": [8, 8, 8, 8], "fusion_hidden_dim": 8, "head_hidden_dim": 4,
         "head_in_index": -1, "feature_keys": ["stage1", "stage2", "stage3", "stage4"]},
-    "DistilBertBackbone": SHORT,
-    "EdRecBackbone": {"vocab_size": VOCABULARY, "num_layers_enc": 2, "num_layers_dec": 2,
-        "hidden_dim": 8, "intermediate_dim": 16, "num_heads": 2},
+    "EdRecBackbone": {"num_layers_enc": 2, "num_layers_dec": 2},
     "EfficientNetBackbone": {"stackwise_width_coefficients": [1.0, 1.0],
         "stackwise_depth_coefficients": [1.0, 1.0], "stackwise_kernel_sizes": [3, 3],
         "stackwise_num_repeats": [2, 2], "stackwise_input_filters": [8, 8],
@@ -127,160 +99,91 @@ BACKBONES = {
         "stackwise_squeeze_and_excite_ratios": [0.25, 0.25], "stackwise_strides": [1, 2],
         "stackwise_block_types": ["fused", "unfused"], "stackwise_force_input_filters": [0, 0],
         "stackwise_nores_option": [False, False], "num_features": 16, "input_shape": RGB},
-    "ElectraBackbone": {"vocab_size": VOCABULARY, "num_layers": 2, "num_heads": 2, "hidden_dim": 8,
-        "embedding_dim": 8, "intermediate_dim": 16, "max_sequence_length": 16},
-    "ESMBackbone": SHORT,
-    "FNetBackbone": {name: SHORT[name] for name in SHORT if name != "num_heads"},
-    "FalconBackbone": {"vocabulary_size": VOCABULARY, "num_layers": 2, "num_attention_heads": 2,
-        "hidden_dim": 8, "intermediate_dim": 32},
-    "FluxBackbone": {"input_channels": 4, "hidden_size": 8, "mlp_ratio": 2.0, "num_heads": 2,
-        "depth": 2, "depth_single_blocks": 3, "axes_dim": [2, 2], "theta": 100, "use_bias": True,
-        "image_shape": (4, 4), "text_shape": (POSITIONS, 8), "image_ids_shape": (4, 2),
-        "text_ids_shape": (POSITIONS, 2), "y_shape": (8,)},
-    "GPT2Backbone": SHORT,
-    "GPTNeoXBackbone": SHORT | {"rotary_percentage": 0.5},
-    "GemmaBackbone": GROUPED | {"head_dim": 4},
-    "Gemma3Backbone": GROUPED | {"head_dim": 4, "image_size": SIDE},
-    "Gemma3nBackbone": {"text_vocab_size": VOCABULARY, "text_hidden_size": 8,
-        "num_hidden_layers": 2, "pad_token_id": 0, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": [16, 16],
-        "hidden_activation": "gelu_approximate",
-        "layer_types": ["full_attention", "full_attention"], "sliding_window": 4,
-        "rope_theta": 10000.0, "max_position_embeddings": 16,
-        "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 4,
-        "altup_num_inputs": 2, "laurel_rank": 2},
-    "Gemma4Backbone": GROUPED | {"head_dim": 4, "image_size": SIDE},
-    "GptOssBackbone": GROUPED | EXPERTS | {"head_dim": 4},
-    "HGNetV2Backbone": HGNET | {"image_shape": RGB},
-    "LlamaBackbone": GROUPED,
-    "Llama3Backbone": GROUPED,
-    "MetaCLIP2Backbone": {"vision_encoder": lambda: models.MetaCLIP2VisionEncoder(**PATCHES),
-        "text_encoder": lambda: models.MetaCLIP2TextEncoder(**CLIP_TEXT), "projection_dim": 8},
-    "MetaCLIP2TextEncoder": CLIP_TEXT,
-    "MetaCLIP2VisionEncoder": PATCHES,
-    "MiTBackbone": MIT,
-    "MistralBackbone": GROUPED,
-    "MixtralBackbone": GROUPED | EXPERTS,
+    "FalconBackbone": {"intermediate_dim": 32},
+    "FluxBackbone": {"input_channels": 4, "mlp_ratio": 2.0, "depth": 2, "depth_single_blocks": 3,
+        "axes_dim": [2, 2], "theta": 100, "use_bias": True, "image_shape": (4, 4),
+        "text_shape": (POSITIONS, 8), "image_ids_shape": (4, 2), "text_ids_shape": (POSITIONS, 2),
+        "y_shape": (8,)},
+    "GPTNeoXBackbone": {"rotary_percentage": 0.5},
+    "Gemma3Backbone": {"embedding_dim": OMITTED},
+    "Gemma3nBackbone": {"text_vocab_size": VOCABULARY, "text_hidden_size": 8, "pad_token_id": 0,
+        "intermediate_size": [16, 16], "hidden_activation": "gelu_approximate",
+        "layer_types": FULL, "sliding_window": 4, "rope_theta": 10000.0,
+        "max_position_embeddings": 16, "hidden_size_per_layer_input": 4, "altup_num_inputs": 2,
+        "laurel_rank": 2},
+    "Gemma4Backbone": {"embedding_dim": OMITTED, "num_experts": OMITTED},
+    "HGNetV2Backbone": {"depths": [1, 2], "embedding_size": 8, "hidden_sizes": [8, 16],
+        "stem_channels": [3, 8, 8], "hidden_act": "relu", "use_learnable_affine_block": True,
+        "stackwise_stage_filters": [(8, 8, 8, 1, 1, 3), (8, 8, 16, 2, 1, 3)],
+        "apply_downsample": [False, True], "use_lightweight_conv_block": [False, True]},
+    "MiTBackbone": {"hidden_dims": [8, 16], "layerwise_depths": [1, 2],
+        "layerwise_num_heads": [1, 2], "layerwise_sr_ratios": [2, 1],
+        "layerwise_patch_sizes": [7, 3], "layerwise_strides": [4, 2], "max_drop_path_rate": 0.1},
+    "MistralBackbone": {"head_dim": OMITTED},
     "MobileNetBackbone": {"stackwise_expansion": [[8, 16], [16, 16]],
         "stackwise_num_blocks": [2, 2], "stackwise_num_filters": [[8, 8], [16, 16]],
         "stackwise_kernel_size": [[3, 3], [3, 3]], "stackwise_num_strides": [[1, 1], [2, 1]],
         "stackwise_se_ratio": [[None, None], [0.25, 0.25]],
         "stackwise_activation": [["relu", "relu"], ["relu", "relu"]], "stackwise_padding": [[1, 1],
         [1, 1]], "output_num_filters": 16, "depthwise_filters": 16, "depthwise_stride": 1,
-        "depthwise_residual": True, "last_layer_filter": 16, "image_shape": RGB},
+        "depthwise_residual": True, "last_layer_filter": 16},
     "MobileNetV5Backbone": {"stackwise_block_types": [["er"], ["uir", "uir"]],
         "stackwise_num_blocks": [1, 2], "stackwise_num_filters": [[8], [16, 16]],
         "stackwise_strides": [[2], [2, 1]], "stackwise_act_layers": [["relu"], ["relu", "relu"]],
         "stackwise_exp_ratios": [[4.0], [4.0, 4.0]], "stackwise_se_ratios": [[0.0], [0.0, 0.0]],
-        "stackwise_dw_kernel_sizes": [[0], [5, 5]], "stackwise_dw_start_kernel_sizes": [[0],
-        [0, 0]], "stackwise_dw_end_kernel_sizes": [[0], [0, 0]], "stackwise_exp_kernel_sizes": [[3],
-        [0, 0]], "stackwise_pw_kernel_sizes": [[1], [0, 0]], "stackwise_num_heads": [[0], [0, 0]],
-        "stackwise_key_dims": [[0], [0, 0]], "stackwise_value_dims": [[0], [0, 0]],
-        "stackwise_kv_strides": [[0], [0, 0]], "stackwise_use_cpe": [[False], [False, False]],
-        "use_msfa": False, "num_features": 16, "image_shape": RGB},
-    "MoonshineBackbone": {"vocabulary_size": VOCABULARY, "filter_dim": 8, "encoder_num_layers": 2,
-        "decoder_num_layers": 2, "hidden_dim": 8, "intermediate_dim": 16, "encoder_num_heads": 2,
-        "decoder_num_heads": 2},
-    "OPTBackbone": SHORT,
-    "PARSeqBackbone": {"image_encoder": lambda: models.ViTBackbone(**_vit()),
-        "vocabulary_size": VOCABULARY, "max_label_length": POSITIONS, "decoder_hidden_dim": 8,
+        "stackwise_dw_kernel_sizes": [[0], [5, 5]], "stackwise_exp_kernel_sizes": [[3], [0, 0]],
+        "stackwise_pw_kernel_sizes": [[1], [0, 0]], "stackwise_use_cpe": [[False], [False, False]],
+        "use_msfa": False, "num_features": 16} | {f"stackwise_{name}": [[0], [0, 0]] for name in
+        ("dw_start_kernel_sizes", "dw_end_kernel_sizes", "num_heads", "key_dims", "value_dims",
+        "kv_strides")},
+    "MoonshineBackbone": {"filter_dim": 8},
+    "PARSeqBackbone": {"image_encoder": later("ViTBackbone"), "max_label_length": POSITIONS,
         "num_decoder_layers": 2, "num_decoder_heads": 2, "decoder_mlp_dim": 16},
-    "PaliGemmaBackbone": GROUPED | {"image_size": SIDE, "head_dim": 4, "vit_patch_size": 16,
-        "vit_num_heads": 2, "vit_hidden_dim": 8, "vit_num_layers": 1, "vit_intermediate_dim": 16},
-    "Phi3Backbone": GROUPED,
-    "QwenBackbone": GROUPED,
-    "Qwen3Backbone": GROUPED | {"head_dim": 4},
-    "Qwen3MoeBackbone": GROUPED | EXPERTS | {"head_dim": 4, "moe_intermediate_dim": 8},
-    "Qwen3_5Backbone": GROUPED | LINEAR_ATTENTION,
-    "Qwen3_5MoeBackbone": {name: GROUPED[name] for name in GROUPED if name != "intermediate_dim"} |
-        LINEAR_ATTENTION | EXPERTS | {"moe_intermediate_dim": 8,
-        "shared_expert_intermediate_size": 8},
-    "QwenMoeBackbone": GROUPED | EXPERTS | {"moe_intermediate_dim": 8,
-        "shared_expert_intermediate_dim": 8},
-    "RWKV7Backbone": {"vocabulary_size": VOCABULARY, "hidden_size": 8, "head_size": 4,
-        "num_layers": 2, "intermediate_dim": 16, "gate_lora": 4, "mv_lora": 4, "aaa_lora": 4,
-        "decay_lora": 4},
-    "ResNetBackbone": RESNET | {"image_shape": RGB},
-    "RetinaNetBackbone": {"image_encoder": lambda: _resnet(image_shape=(64, 64, 3)), "min_level": 3,
-        "max_level": 5, "use_p5": False, "image_shape": (64, 64, 3)},
-    "RobertaBackbone": SHORT,
-    "RoformerV2Backbone": TEXT | {"head_size": 4},
-    "SAM3PromptableConceptBackbone":
-        {"vision_encoder": lambda: keras_hub.layers.SAM3VisionEncoder(image_shape=(56, 56, 3),
-        patch_size=14, num_layers=2, hidden_dim=8, intermediate_dim=16, num_heads=2,
-        fpn_hidden_dim=8, fpn_scale_factors=[4.0, 2.0, 1.0, 0.5], pretrain_image_shape=(28, 28, 3),
-        window_size=2, global_attn_indexes=[1]),
-        "text_encoder": lambda: keras_hub.layers.SAM3TextEncoder(**TEXT | {"embedding_dim": 8}),
-        "geometry_encoder": lambda: keras_hub.layers.SAM3GeometryEncoder(num_layers=2, hidden_dim=8,
-        intermediate_dim=16, num_heads=2, roi_size=3),
-        "detr_encoder": lambda: keras_hub.layers.SAM3DetrEncoder(num_layers=2, hidden_dim=8,
-        intermediate_dim=16, num_heads=2),
-        "detr_decoder": lambda: keras_hub.layers.SAM3DetrDecoder(image_shape=(56, 56, 3),
-        patch_size=14, num_layers=2, hidden_dim=8, intermediate_dim=16, num_heads=2, num_queries=4),
-        "mask_decoder": lambda: keras_hub.layers.SAM3MaskDecoder(num_upsampling_stages=3,
-        hidden_dim=8, num_heads=2)},
-    "SAMBackbone": {"image_encoder": lambda: models.ViTDetBackbone(**_vit_det()),
-        "prompt_encoder": lambda: keras_hub.layers.SAMPromptEncoder(hidden_size=8,
-        image_embedding_size=(4, 4), input_image_size=(64, 64), mask_in_channels=16),
-        "mask_decoder": lambda: keras_hub.layers.SAMMaskDecoder(num_layers=2, hidden_size=8,
-        intermediate_dim=16, num_heads=2, embedding_dim=8, num_multimask_outputs=3,
-        iou_head_depth=2, iou_head_hidden_dim=8)},
-    "SegFormerBackbone": {"image_encoder": lambda: models.MiTBackbone(**MIT),
-        "projection_filters": 8},
-    "SigLIPBackbone": {"vision_encoder": lambda: models.SigLIPVisionEncoder(**PATCHES),
-        "text_encoder": lambda: models.SigLIPTextEncoder(**CLIP_TEXT)},
-    "SigLIPTextEncoder": CLIP_TEXT,
-    "SigLIPVisionEncoder": PATCHES,
-    "SmolLM3Backbone": {"vocabulary_size": VOCABULARY, "hidden_dim": 8, "intermediate_dim": 16,
-        "num_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-        "attention_bias": False, "attention_dropout": 0.0, "rope_layer_enabled_list": [True, True],
-        "layer_types": ["attention", "attention"], "mlp_bias": False, "layer_norm_epsilon": 1e-05,
-        "max_position_embeddings": 16, "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-    "StableDiffusion3Backbone": {"mmdit_patch_size": 2, "mmdit_hidden_dim": 8,
-        "mmdit_num_layers": 2, "mmdit_num_heads": 2, "mmdit_position_size": 8,
-        "mmdit_qk_norm": None, "mmdit_dual_attention_indices": None, "vae": _vae,
-        "clip_l": lambda: models.CLIPTextEncoder(**CLIP_TEXT | {"intermediate_output_index": 0}),
-        "clip_g": lambda: models.CLIPTextEncoder(**CLIP_TEXT | {"intermediate_output_index": 0}),
-        "image_shape": RGB},
-    "SwinTransformerBackbone": {"image_shape": RGB, "embed_dim": 8, "depths": [2, 2],
-        "num_heads": [1, 2], "window_size": 4},
-    "T5Backbone": TEXT,
-    "T5GemmaBackbone": T5GEMMA,
-    "T5Gemma2Backbone": T5GEMMA,
-    "VGGBackbone": {"stackwise_num_repeats": [1, 1], "stackwise_num_filters": [4, 8],
-        "image_shape": RGB},
-    "ViTBackbone": lambda: _vit(),
-    "ViTDetBackbone": lambda: _vit_det(),
-    "VideoPrismBackbone": {"num_frames": 2, "patch_size": 16, "hidden_dim": 8,
-        "intermediate_dim": 16, "num_heads": 2, "num_spatial_layers": 2, "num_temporal_layers": 1,
-        "num_auxiliary_layers": 0, "image_shape": RGB},
-    "WhisperBackbone": TEXT | {"num_mels": 4, "max_encoder_sequence_length": 16,
+    "PaliGemmaBackbone": {"vit_patch_size": 16, "vit_num_heads": 2, "vit_hidden_dim": 8,
+        "vit_num_layers": 1, "vit_intermediate_dim": 16},
+    "Phi3Backbone": {"max_sequence_length": OMITTED},
+    "RWKV7Backbone": {"gate_lora": 4, "mv_lora": 4, "aaa_lora": 4, "decay_lora": 4},
+    "ResNetBackbone": {"input_conv_filters": [64], "input_conv_kernel_sizes": [3],
+        "stackwise_num_filters": [64, 8, 8, 16], "stackwise_num_blocks": [1, 2, 2, 1],
+        "stackwise_num_strides": [1, 2, 2, 2], "block_type": "basic_block"},
+    "RetinaNetBackbone": {"image_encoder": later("ResNetBackbone", image_shape=LARGE),
+        "min_level": 3, "max_level": 5, "use_p5": False, "image_shape": LARGE},
+    "SAM3PromptableConceptBackbone": {"vision_encoder": later("SAM3VisionEncoder",
+        image_shape=(56, 56, 3), patch_size=14, fpn_hidden_dim=8,
+        fpn_scale_factors=[4.0, 2.0, 1.0, 0.5], pretrain_image_shape=(28, 28, 3), window_size=2,
+        global_attn_indexes=[1]), "text_encoder": later("SAM3TextEncoder"),
+        "geometry_encoder": later("SAM3GeometryEncoder", roi_size=3),
+        "detr_encoder": later("SAM3DetrEncoder"), "detr_decoder": later("SAM3DetrDecoder",
+        image_shape=(56, 56, 3), patch_size=14, num_queries=4),
+        "mask_decoder": later("SAM3MaskDecoder", num_upsampling_stages=3)},
+    "SAMBackbone": {"image_encoder": later("ViTDetBackbone"),
+        "prompt_encoder": later("SAMPromptEncoder", image_embedding_size=(4, 4),
+        input_image_size=(64, 64), mask_in_channels=16), "mask_decoder": later("SAMMaskDecoder",
+        num_multimask_outputs=3, iou_head_depth=2, iou_head_hidden_dim=8)},
+    "SegFormerBackbone": {"image_encoder": later("MiTBackbone"), "projection_filters": 8},
+    "SmolLM3Backbone": {"attention_bias": False, "attention_dropout": 0.0,
+        "rope_layer_enabled_list": [True, True], "layer_types": ["attention", "attention"],
+        "mlp_bias": False, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 16,
+        "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+    "SwinTransformerBackbone": {"embed_dim": 8, "depths": [2, 2], "num_heads": [1, 2],
+        "window_size": 4, "patch_size": OMITTED},
+    "VGGBackbone": {"stackwise_num_repeats": [1, 1], "stackwise_num_filters": [4, 8]},
+    "ViTDetBackbone": {"global_attention_layer_indices": [1], "image_shape": LARGE,
+        "num_output_channels": 8, "window_size": 2},
+    "VideoPrismBackbone": {"num_frames": 2, "num_spatial_layers": 2, "num_temporal_layers": 1,
+        "num_auxiliary_layers": 0, "vocabulary_size": OMITTED},
+    "WhisperBackbone": {"num_mels": 4, "max_encoder_sequence_length": 16,
         "max_decoder_sequence_length": 16},
-    "XLMRobertaBackbone": SHORT,
-    "XLNetBackbone": TEXT,
     "XceptionBackbone": {"stackwise_conv_filters": [[8, 8], [16, 16], [16, 16], [8, 16]],
-        "stackwise_pooling": [False, True, False, False], "image_shape": RGB},
-}
+        "stackwise_pooling": [False, True, False, False]},
+} | {f"{kind}Backbone": {f"{part.lower()}_encoder": later(f"{kind}{part}Encoder")
+        for part in ("Vision", "Text")} for kind in ("CLIP", "MetaCLIP2", "SigLIP")
+} | {f"{kind}Backbone": {"encoder_layer_types": FULL, "decoder_layer_types": FULL}
+        for kind in ("T5Gemma", "T5Gemma2")
+} | {f"{kind}Backbone": {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8,
+        "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 4,
+        "linear_value_head_dim": 4} for kind in ("Qwen3_5", "Qwen3_5Moe")}
 # fmt: on
-
-
-def _vit():
-    given = {name: PATCHES[name] for name in PATCHES if name != "intermediate_dim"}
-    return given | {"mlp_dim": 16}
-
-
-def _vit_det():
-    return {
-        "hidden_size": 8,
-        "num_layers": 2,
-        "intermediate_dim": 16,
-        "num_heads": 2,
-        "global_attention_layer_indices": [1],
-        "image_shape": (64, 64, 3),
-        "patch_size": 16,
-        "num_output_channels": 8,
-        "window_size": 2,
-    }
 
 
 # Arguments of tasks beside `backbone`, `preprocessor` and `num_classes`.
@@ -308,11 +211,7 @@ LEFT_OUT = {
 )
 # Arguments of the backbone of a task that differ from those in `BACKBONES`.
 BACKBONES_OF_TASKS = {
-    "BLIP2Seq2SeqLM": {
-        "language_model": lambda: models.BLIP2FlanT5(
-            **TEXT, num_query_tokens=3, qformer_hidden_dim=8, dropout=0.0
-        ),
-    },
+    "BLIP2Seq2SeqLM": {"language_model": later("BLIP2FlanT5", dropout=0.0)},
 }
 # Inputs whose shape cannot be told from that of the model's input, by their names.
 SIZES = {
@@ -356,16 +255,13 @@ def build(name):
     """Returns a model with random weights."""
     keras.utils.set_random_seed(0)
     kind = classes()[name]
-    backbone = name if issubclass(kind, models.Backbone) else kind.backbone_cls.__name__
-    if backbone not in BACKBONES:
-        raise ValueError(f"{name} has no configuration in tests/sources/zoo.py")
     if issubclass(kind, models.Backbone):
-        model = _backbone(name)
+        model = made(name)
     else:
         taken = inspect.signature(kind.__init__).parameters
         given = {"num_classes": CLASSES} if "num_classes" in taken else {}
         given |= TASKS.get(name, {})
-        backbone = _backbone(kind.backbone_cls.__name__, BACKBONES_OF_TASKS.get(name))
+        backbone = made(kind.backbone_cls.__name__, **BACKBONES_OF_TASKS.get(name, {}))
         model = kind(backbone=backbone, preprocessor=PREPROCESSORS.get(name), **given)
         # `predict` would call it.
         model.preprocessor = None
@@ -377,13 +273,6 @@ def build(name):
             is_positive = weight.name == "moving_variance"
             weight.assign(weight.value + (np.abs(noise) if is_positive else noise))
     return model
-
-
-def _backbone(name, changed=None):
-    given = BACKBONES[name]
-    given = (given() if callable(given) else given) | (changed or {})
-    given = {key: value() if callable(value) else value for key, value in given.items()}
-    return getattr(models, name)(**given)
 
 
 def inputs_of(name, model):

@@ -80,10 +80,7 @@ def series_path(folder, epoch):
 
 
 def series_of(folder, is_member=is_saved_model):
-    """Returns the SavedModels in the folder of a series, as a dict from epoch to path, in order.
-
-    The folder need not exist. A function of a path says whether one with such a name belongs to it.
-    """
+    """Returns the SavedModels of a series by epoch, in order; the folder need not exist."""
     found = {}
     for path in pathlib.Path(folder).glob("epoch*"):
         match = re.fullmatch("epoch([0-9]+)", path.name)

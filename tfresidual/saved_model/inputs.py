@@ -17,8 +17,7 @@ IMAGES = "images"
 def specs_of(shapes, dtypes):
     """Returns the `tf.TensorSpec` of every input of a network, as a dict by name.
 
-    A single input is called `images`, one of a dict by its key, and one of a tuple or list
-    `images_0`, `images_1` and so on; in nested structures, these names are joined by underscores.
+    Names are `images`, keys, or `images_0`, `images_1` and so on, joined by underscores if nested.
     """
     pairs = zip(_named(shapes, shapes), _named(dtypes, shapes), strict=True)
     return {
@@ -70,10 +69,7 @@ def of_images(function, shapes):
 
 
 def of_entries(function, names):
-    """Returns a function of states and a context as a function of separate tensors.
-
-    There may be no function, which is then returned, and no names of a context.
-    """
+    """Returns a function of states and a context, if any, as a function of separate tensors."""
     if function is None or names is None:
         return function
 

@@ -18,11 +18,8 @@ REGISTERED = "_gen_gradient_func.<locals>.gradient_func"
 def load(path):
     """Does the same as `tf.saved_model.load`, and lets all of it go with the object.
 
-    For each custom gradient in the SavedModel, TensorFlow registers a function for good, and that
-    keeps the graphs of all others. It is removed when nothing refers to the loaded object any more.
-
-    Args:
-        path: str, the folder.
+    For each custom gradient, TensorFlow registers a function for good, which keeps the graphs of
+    all others. It is removed when nothing refers to the loaded object any more.
     """
     with _lock:
         before = set(_entries())

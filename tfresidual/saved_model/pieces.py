@@ -17,10 +17,7 @@ INDICES, POSITIONS, ROWS = "indices", "positions", "rows"
 
 
 def cut_chain(chain):
-    """Returns the chain made of compiled functions, these by name, and the labels the loss takes.
-
-    Stages and blocks are numbered by their place, as the reader numbers them.
-    """
+    """Returns the chain of compiled functions, these by name, and the labels the loss takes."""
     pieces, images, context, names = {}, images_of(chain), None, None
 
     def cut(name, function, *specs):
@@ -148,8 +145,7 @@ def _possible_labels(chain, outputs):
 def _labels_taken(chain, values):
     """Returns the possible labels for which the loss gives one number for each image.
 
-    A trace does not show this, because unknown sizes match each other. The loss is therefore tried
-    on a number of images that differs from the size of every other axis.
+    A trace does not show this, because unknown sizes match each other: the loss is tried.
     """
     given = list(values.values())
     loss = _loss_of(chain, list(values))

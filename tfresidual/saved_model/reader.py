@@ -38,11 +38,8 @@ if TYPE_CHECKING:
 def saved_model_chain(path: StrPath) -> Chain:
     """Returns the chain of a SavedModel, without the code that built its network.
 
-    Nothing in the folder is executed, except for what the loader of TensorFlow itself does.
-
-    Raises:
-        ValueError: if the path is not a SavedModel written by `tfresidual.export`, if it was
-            written without the functions for probing or in a newer format, or if it is damaged.
+    Nothing in the folder is executed, except for what the loader of TensorFlow itself does. Raises
+    a `ValueError` if it cannot be probed, is newer, or damaged.
     """
     path = pathlib.Path(path)
     layout = layout_of(path)
@@ -126,7 +123,6 @@ def _chain(layout, pieces, parameters, root):
 
 
 def _check_arguments(pieces, serve, inputs, context):
-    """Raises a `ValueError` unless the functions take the inputs and the context of a layout."""
     counts = {STEM: len(inputs), CONTEXT: len(inputs), HEAD: 1 + len(context)}
     takes = all(
         len(pieces[name].dtypes) == count for name, count in counts.items() if name in pieces
@@ -136,7 +132,6 @@ def _check_arguments(pieces, serve, inputs, context):
 
 
 def _as_tuples(structure):
-    """Returns shapes or dtypes, where JSON holds lists, with tuples."""
     if isinstance(structure, dict):
         return {key: _as_tuples(part) for key, part in structure.items()}
     return tuple(map(_as_tuples, structure)) if isinstance(structure, list) else structure

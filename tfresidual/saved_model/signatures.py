@@ -20,12 +20,7 @@ ARGUMENTS = ("labels", "applications", "stage", "block", "times", "scale")
 
 
 def signatures_of(chain, labels_taken):
-    """Returns the signatures of a chain that is made of compiled functions, by name.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`, see `tfresidual.saved_model.pieces.cut_chain`.
-        labels_taken: dict of the specs of labels that its loss takes, by kind.
-    """
+    """Returns the signatures of a chain that is made of compiled functions, by name."""
     images = images_of(chain)
     number = {name: tf.TensorSpec([], tf.int32, name=name) for name in ("stage", "block", "times")}
     scale = tf.TensorSpec([], tf.float32, name="scale")

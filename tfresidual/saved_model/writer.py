@@ -1,7 +1,4 @@
-"""Writes networks as SavedModels that can be served and probed without their code.
-
-TensorFlow only.
-"""
+"""Writes networks as SavedModels that can be served and probed without code. TensorFlow only."""
 
 from __future__ import annotations
 
@@ -56,11 +53,6 @@ SAVED_MODEL_FILES = {
 
 def write(chain: Chain, path: Path, probing: bool = True) -> None:
     """Writes a chain as a SavedModel; existing files at the path are replaced.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        path: the folder to write, in a folder that exists.
-        probing: whether the functions for probing are written too.
 
     Raises:
         OSError: if the SavedModel cannot be written, for example because the disk is full.
@@ -130,13 +122,9 @@ def obstacle_at(path, overwrite):
 
 
 def parts_to_save(chain, probing=True):
-    """Returns the parts of a SavedModel of a chain: the `tf.Module`, its signatures, the layout.
+    """Returns the parts of a SavedModel: the `tf.Module`, its signatures, the layout.
 
     For probing, they are compiled in the first call and kept on the chain.
-
-    Raises:
-        ValueError: if the chain computes with a resource that no SavedModel can hold, or has an
-            input whose name no signature can have.
     """
     _check_names(chain, ARGUMENTS if probing else ())
     root, signatures, layout = (_with_probes if probing else _to_serve)(chain)
@@ -158,8 +146,8 @@ def parts_to_save(chain, probing=True):
 def _resources_of(functions):
     """Returns the objects with the resources that functions read besides variables, or `None`s.
 
-    A function refers only to the handle of a table, so its object is found by the garbage
-    collector, as TensorFlow does for its error about such a function.
+    A function refers only to the handle of a table: as in TensorFlow, the garbage collector finds
+    it.
     """
     handles = {}
     for function in functions:
@@ -187,7 +175,6 @@ def _to_serve(chain):
 
 
 def _check_names(chain, arguments):
-    """Raises a `ValueError` unless the inputs of a chain can be arguments of signatures."""
     names = names_of(chain.input_shape)
     for name in names:
         is_usable = isinstance(name, str) and name.isascii() and name.isidentifier()
@@ -291,7 +278,6 @@ def _layout_of(block, places):
 
 
 def _compare(chain, written):
-    """Raises a `ValueError` unless the functions to be written compute what the network does."""
     if chain.reference is None:
         return
     images = sample_images(chain)

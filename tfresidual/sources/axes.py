@@ -1,9 +1,8 @@
 """Along which axes of the tensors of a graph the positions of a state lie. TensorFlow only.
 
-Sizes that agree by chance are no proof: as many words may be gathered from a sequence as it has
-positions. An axis has the positions of another tensor if every operation between them keeps their
-order and their number, which is known of an operation that only moves values by following marks,
-and of any other from what it returns for one position less.
+Sizes that agree are no proof: as many words may be gathered from a sequence as it has positions.
+An operation that only moves values is followed by marks; any other keeps positions if it returns
+one less for one position less.
 """
 
 import contextlib
@@ -42,10 +41,9 @@ _ASSUMED = 61
 def keep_positions(division):
     """Returns whether states and outputs have the positions of the first state of a division.
 
-    Returns:
-        A pair. First, whether all states of as many positions as the first one, `(images,
-        positions, ...)`, have its positions; second, whether the outputs have the positions of the
-        last state, and no other states have as many by chance.
+    The first of the pair says whether all states `(images, positions, ...)` of its size have them,
+    the second whether the outputs have those of the last state, and no other states as many by
+    chance.
     """
     nodes, blocks = division.graph.nodes, division.blocks
     first = blocks[0].before.tensor
@@ -77,7 +75,6 @@ def _size(tensor):
 
 
 def _after_block(nodes, block, axes):
-    """Returns the axes at the end of a block that have the positions at its beginning."""
     inside = nodes[block.begin.index + 1 : block.end.index + 1]
     if block.unit is not None or block.shortcut in (IDENTITY, None):
         is_kept = block.begin.tensor.shape == block.end.tensor.shape

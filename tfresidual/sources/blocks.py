@@ -43,12 +43,7 @@ TWO_BRANCHES = "two branches"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Place:
-    """A place on the trunk.
-
-    Attributes:
-        index: the index of the node just before it; -1 for the input.
-        tensor: the only one that passes this place.
-    """
+    """A place on the trunk: the node before it (-1 for the input), and the tensor that passes."""
 
     index: int
     tensor: keras.KerasTensor
@@ -62,17 +57,14 @@ class _FoundBlock:
         begin: where the branch begins.
         end: the place of the addition.
         shortcut: see `tfresidual.routing.Block`.
-        carried: what is at the end of the shortcut, or `None` if the block is a unit, or if
-            shortcut and branch cannot be told apart.
-        branches: the tensors that are added to `carried`; empty if it is `None`.
+        carried: what is at the end of the shortcut; `None` for a unit, or if it cannot be told.
+        branches: the tensors that are added to `carried`.
         sums: the `Node`s that add them, or the node of the unit.
         unit: the unit that is the whole block, or `None`.
         anchor: what the unit joins its branch to, or `None`.
         before: the place of the state that the block takes, at `begin` or before it.
         after: the place of the state that the block returns, at `end` or later.
-        transition_from: the place after the previous block, if a transition leads from there to
-            `before`.
-        name: the name of the block.
+        transition_from: where a transition to `before` begins, if there is one.
     """
 
     begin: _Place
@@ -137,16 +129,12 @@ def _taken(node):
 
 
 def _call_of(node):
-    """Returns the arguments of the call of a unit, by name."""
     signature = inspect.signature(node.operation.call)
     return signature.bind(*node.args, **node.kwargs).arguments
 
 
 def blocks_of(graph, trunk, is_chosen=None):
-    """Yields all blocks on the trunk, in order.
-
-    By default, residual units and additions are blocks; otherwise nodes that a function chooses.
-    """
+    """Yields the blocks on the trunk: units and additions, or nodes that a function chooses."""
     ends = {place.index for place in trunk[1:]}
     for index, node in enumerate(graph.nodes):
         if is_unit(node) and index not in ends and _call_of(node).get("anchor") is not None:
@@ -243,7 +231,6 @@ def _block_of_sum(graph, begin, end):
 
 
 def _parted(tensors, which):
-    """Returns one of some tensors, and a tuple of the others."""
     return tensors[which], tuple(tensors[:which] + tensors[which + 1 :])
 
 

@@ -1,7 +1,6 @@
 """Units of one kind share compiled functions, which take their weights as arguments.
 
-In a deep network most units differ in nothing but their weights. TensorFlow would trace, optimize
-and keep the same operations once per block; here it does so once per kind of unit.
+TensorFlow would otherwise trace, optimize and keep the same operations once per block.
 """
 
 from __future__ import annotations
@@ -34,11 +33,10 @@ IDLE = ("name", "trainable", "initializer", "regularizer", "constraint")
 
 
 class SharedCalls:
-    """The functions of the residual units of one chain.
+    """The functions of the residual units of one chain, compiled once per kind of unit.
 
-    In a graph, the units of one kind call one compiled function. It is not inlined, so that the
-    graph stays as small as it is written. Weights are arguments without gradients: probes ask only
-    for gradients of states.
+    They are not inlined. Weights are arguments without gradients: probes ask only for gradients of
+    states.
 
     Attributes:
         called: dict of the compiled functions, by their names.
@@ -53,10 +51,7 @@ class SharedCalls:
         return {name: SharedCall(self, unit, name) for name in METHODS}
 
     def compiled(self, unit, name, variables, states):
-        """Returns the compiled function of `(*states, *values of the variables)` of a unit's kind.
-
-        States are given by their specs, the function by the name of the part of a block.
-        """
+        """Returns the compiled function of states and weights of a unit's kind."""
         known = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
         key = name, _kind_of(unit), *((tuple(spec.shape), spec.dtype) for spec in [*states, *known])
         if key not in self._compiled:
@@ -72,13 +67,7 @@ class SharedCalls:
 
 
 class SharedCall:
-    """A function of a residual unit: plain calls of its layers, or in a graph the shared function.
-
-    Args:
-        calls: the `SharedCalls` of the chain.
-        unit: the `tfresidual.layers.ResidualUnit`.
-        name: the name of the part of a block.
-    """
+    """A function of a unit: plain calls of its layers or, in a graph, the shared function."""
 
     def __init__(self, calls, unit, name):
         self._calls, self._unit, self._name = calls, unit, name
@@ -98,11 +87,7 @@ class SharedCall:
         return result
 
     def shared(self, states):
-        """Returns the compiled function for given `tf.TensorSpec`s, and a function of its weights.
-
-        It is a concrete function of the states and of what the other one returns; `None` if the
-        unit shares no function.
-        """
+        """Returns the function of states and weights, and one that returns these; or `None`."""
         layers = _layers_of(self._unit)
         if layers is None:
             return None
@@ -113,11 +98,7 @@ class SharedCall:
             for variable in sorted(layer.variables, key=lambda one: one.path.split("/")[-1])
         ]
         function = self._calls.compiled(self._unit, self._name, variables, states)
-        return function, functools.partial(_values_of, variables)
-
-
-def _values_of(variables):
-    return [tf.convert_to_tensor(variable.value) for variable in variables]
+        return function, lambda: [tf.convert_to_tensor(one.value) for one in variables]
 
 
 def _with_weights(unit, name, variables, count, *arguments):

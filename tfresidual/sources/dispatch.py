@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.arguments import ArgumentError, formerly
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing.chain import Block, Chain, Stage, checked_chain
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from tfresidual.types import ChainSource
 
 
+@formerly(open="opened")
 def chain(
     source: Chain | ChainSource,
     *,
     blocks: Layers | None = None,
-    open: bool | Layers | None = None,
+    opened: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
     output: str | int | Sequence[str | int] | None = None,
 ) -> Chain:
     """Returns the chain of a network, which every probe takes.
 
-    Nothing is copied: the chain computes with the layers of the network itself, so it follows their
-    weights during training. Loss and kind of outputs are those for which the model was compiled
-    when the chain was made.
+    The chain computes with the layers of the network itself, so it follows their weights during
+    training. Loss and kind of outputs are those for which the model was compiled at the time.
 
-    In a `keras.Model`, the blocks must be found. Every residual addition is a block if all paths
-    from one to the next pass through the state; additions inside layers that are not of Keras are
-    found, too. `print(chain)` shows what was found, and notes say what the chain does not show.
+    In a `keras.Model`, every residual addition is a block if all paths from one to the next pass
+    through the state, also inside layers that are not of Keras. `print(chain)` shows what was
+    found, and notes say what the chain does not show.
 
     Examples:
 
@@ -64,58 +64,43 @@ def chain(
     >>> state = keras.layers.Dense(8, name="whole")(state)
     >>> model = keras.Model({"ids": ids, "valid": valid}, keras.layers.Dense(3)(state))
 
-    >>> found = chain(model, padding="valid")
-    >>> print(found.blocks[0].name, found.notes)
-    add ("padding: input 'valid', where it is 0",)
-    >>> print(chain(model, blocks="whole").blocks[0].name)
-    whole
-    >>> found = chain(model, open=False, inputs={"ids": np.ones((1, 5)), "valid": np.ones((1, 5))})
-    >>> found.input_shape
-    {'ids': (5,), 'valid': (5,)}
+    >>> found = chain(model, padding="valid") >>> print(found.blocks[0].name, found.notes) add
+    ("padding: input 'valid', where it is 0",) >>> print(chain(model,
+    blocks="whole").blocks[0].name) whole >>> found = chain(model, opened=False, inputs={"ids":
+    np.ones((1, 5)), "valid": np.ones((1, 5))}) >>> found.input_shape {'ids': (5,), 'valid': (5,)}
 
     Args:
-        source: one of
-
-            - a `tfresidual.networks.ResidualNetwork`;
-            - any other `keras.Model` with residual additions on one trunk;
-            - the path of a `.keras` file that holds one of these; a note says what Keras did not
-              save of its loss, such as `delta` of `Huber`;
-            - the path of a SavedModel that `tfresidual.export` wrote;
-            - a chain, which is returned as it is.
-
-            The other arguments are for models in which the blocks must be found, and for files that
-            hold one.
+        source: a `tfresidual.networks.ResidualNetwork`; any other `keras.Model` with residual
+            additions on one trunk; the path of a `.keras` file that holds one of these (a note says
+            what Keras did not save of its loss, such as `delta` of `Huber`); the path of a
+            SavedModel that `tfresidual.export` wrote; or a chain, which is returned as it is. The
+            other arguments are for models in which the blocks must be found.
         blocks: which layers are blocks as a whole, F = layer(h) - h: a class
             (`blocks=keras_hub.layers.TransformerEncoder`), the name of a layer, a function of a
-            layer that returns a bool (`blocks=lambda layer: layer.name.startswith("encoder")`), or
-            several of these in a list. They must return the shape they take. By default, residual
-            additions are the blocks.
-        open: which layers are opened, that is, replaced by what they compute inside, where
-            additions are blocks; chosen in the same way, but not together with `blocks`. `True`
-            opens all layers that are not of Keras or of this package, `False` none. By default all
-            of these, but only if no addition is seen without opening them.
+            layer that returns a bool, or several of these in a list. They must return the shape
+            they take. By default, residual additions are the blocks.
+        opened: which layers are replaced by what they compute inside, where additions are blocks;
+            chosen in the same way, but not together with `blocks`. `True` opens all layers that are
+            not of Keras or of this package, `False` none. By default all of these, but only if no
+            addition is seen without opening them.
         inputs: a batch of inputs of the model (`inputs=next(iter(data))[0]`), or
             `keras.KerasTensor`s in its structure. Needed for a subclassed model, and for opening
-            layers that need to know the number of positions, such as those that compute a causal
-            mask; the chain then takes only inputs of that size.
+            layers that need to know the number of positions; the chain then takes only inputs of
+            that size.
         padding: which positions of sequences are padding, and count in no metric: the name of an
             input `(images, positions)` that is nonzero where a position is valid, such as a mask,
             or ids whose padding is 0. It is the key in a dict of inputs (or keys and places in a
-            nested structure, `"text/mask"` or `"1"`), the name of the input in a functional model,
-            or `"images"` for a single input without a name. `False`: all positions count. By
-            default, the mask that Keras attaches to the first state or, failing that, an input
-            called `padding_mask`, `encoder_padding_mask`, `decoder_padding_mask` or
-            `attention_mask`; a note says what was found. Padding leaves out labels only if the
-            graph shows that the outputs are those of the positions of the states, in their order:
-            not of words that are gathered from a sequence, however many.
-        output: which output of a model with several outputs is that of the chain: its key in a
-            dict of outputs (or keys and places in a nested structure, `"heads/left"`), the name of
-            the layer that returns it, or its place in a list, from 0. The loss of the chain is that
-            of this output, times its weight in `loss_weights`, and labels and sample weights are
-            those of this output; the other outputs have no part in loss and gradient. A list or
-            tuple of two or more outputs `(images, numbers)` with the same sample weights includes
-            all of these: their losses are added, and they stand side by side, as values of which
-            routes and read-outs are not scored.
+            nested structure, `"text/mask"`), the name of the input in a functional model, or
+            `"images"` for a single input without a name. `False`: all positions count. By default,
+            the mask that Keras attaches to the first state or, failing that, an input called
+            `padding_mask`, `encoder_padding_mask`, `decoder_padding_mask` or `attention_mask`; a
+            note says what was found. Labels are left out only if the graph shows that the outputs
+            are those of the positions of the states, in their order.
+        output: which output of a model with several: its key in a dict (or keys and places,
+            `"heads/left"`), the name of the layer that returns it, or its place in a list, from 0.
+            Loss (times its weight in `loss_weights`), labels and sample weights are those of this
+            output. A list or tuple of two or more outputs `(images, numbers)` with the same sample
+            weights adds their losses; they stand side by side, as values that are not scored.
 
     Returns:
         A `tfresidual.routing.Chain`.
@@ -126,7 +111,7 @@ def chain(
             file is damaged, holds classes that are not known here, leads to other files, or
             unpacks to many times its size, or if another argument cannot be used.
     """
-    options = {"blocks": blocks, "open": open, "inputs": inputs, "padding": padding}
+    options = {"blocks": blocks, "opened": opened, "inputs": inputs, "padding": padding}
     options["output"] = output
     if isinstance(source, (str, os.PathLike)):
         path = pathlib.Path(source)
@@ -140,7 +125,7 @@ def chain(
     given = [name for name, value in options.items() if value is not None]
     if given and not is_found:
         raise ArgumentError(
-            ("blocks", "open", "inputs", "padding", "output"),
+            ("blocks", "opened", "inputs", "padding", "output"),
             "be left out unless blocks are to be found in a `keras.Model`: those of other sources "
             "are known",
             said=f"{', '.join(given)} for source={source!r}",

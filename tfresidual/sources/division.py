@@ -1,7 +1,4 @@
-"""Divides the graph of a model into stem, blocks and head.
-
-TensorFlow only.
-"""
+"""Divides the graph of a model into stem, blocks and head. TensorFlow only."""
 
 import collections
 import dataclasses
@@ -38,8 +35,7 @@ class Division:
         graph: the part of it from the beginning of the trunk on.
         trunk: the places on the trunk, see `tfresidual.sources.blocks.trunk_of`.
         blocks: the blocks on it, in order, with the gaps between them assigned.
-        valid: which positions of the states are not padding, `(images, positions)`, or `None`; see
-            `tfresidual.sources.padding`.
+        valid: which positions of the states are not padding, `(images, positions)`, or `None`.
         outputs_at_positions: see `tfresidual.routing.Chain`.
     """
 
@@ -75,15 +71,12 @@ class Division:
 
 
 def divided(whole, is_chosen=None):
-    """Divides a graph into stem, blocks and head.
+    """Divides a graph into stem, blocks and head; `None` if there is no block.
 
     The trunk begins at the inputs, or at the summand of a residual addition (or the input of a
     chosen layer) from which more blocks are found; then only blocks that add to the state itself
-    count. Of several trunks with the same number of blocks, that from the inputs is taken or, if
-    it has fewer, the one that ends last: the decoder of an encoder and a decoder.
-
-    By default, residual additions are blocks; otherwise nodes that a function chooses. `None` if
-    there is no block.
+    count. Of several trunks with as many blocks, that from the inputs is taken or, if it has fewer,
+    the one that ends last: the decoder of an encoder and a decoder.
     """
     graph = whole
     if len(whole.inputs) == 1 and any(node.reads_shapes_alone for node in whole.nodes):

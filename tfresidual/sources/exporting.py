@@ -24,31 +24,27 @@ def export(
 ) -> None:
     """Writes a network as one SavedModel that can be served and probed later.
 
-    The folder can be loaded by TensorFlow Serving and by `tf.saved_model.load`, without any code of
-    Keras, of this package or of the network, and by `tfresidual.chain`, for all probes. Its
-    signatures take `images`, `(images, height, width, channels)` or another shape that the network
-    takes, with any number of images; see also "Serve and probe without the package":
+    TensorFlow Serving and `tf.saved_model.load` load the folder without any code of Keras, of this
+    package or of the network, and `tfresidual.chain` does for all probes. Its signatures take any
+    number of `images`, see "Serve and probe without the package":
 
     - `serving_default(images)` returns `outputs`.
-    - `states(images)` returns the state `stem` and the state after every block by name, such as
-      `stage1/block0`.
+    - `states(images)` returns `stem` and the state after every block, such as `stage1/block0`.
     - `block_metrics(images, labels)` returns the metrics of `tfresidual.probes.block_metrics`,
       `(images, blocks)`. Labels are int64 class indices, `(images,)` or, for outputs `(images,
-      positions, classes)`, `(images, positions)`, where positions with a label below 0 are left
-      out; or float32 rows if an image has several labels or the loss takes rows. This signature is
-      left out if the outputs are not classes, or the loss has no gradient or takes no such labels.
-    - `route(images, applications)` returns `outputs` when every block is applied the given number
-      of times: int32, one number per block, 0 to drop the block; 1 for blocks that change the shape
-      of the state.
+      positions, classes)`, `(images, positions)`, where labels below 0 are left out; or float32
+      rows if an image has several labels or the loss takes rows. It is left out if the outputs are
+      not classes, or the loss has no gradient or takes no such labels.
+    - `route(images, applications)` returns `outputs` when every block is applied so many times:
+      int32, one number per block, 0 to drop it; 1 for blocks that change the shape of the state.
     - `readout(images, stage, block)` returns `outputs` when the stage is left after that block.
     - `repeat_last_block(images, stage, times, scale)` returns `outputs` with `times` extra
-      applications of the last block of the stage, in which its branch is multiplied by `scale`.
+      applications of the last block of the stage, with its branch multiplied by `scale`.
 
     Stages count from 1, blocks of a stage from 0. Unsupported requests raise TensorFlow's
-    `InvalidArgumentError`. A network with several inputs has one argument per input: for a dict,
-    its keys; for a tuple or list, `images_0`, `images_1` and so on. Inputs are float32, but ids and
-    masks for which the network declares an integer dtype or bool have that dtype. A size that the
-    network leaves open is open in the signatures.
+    `InvalidArgumentError`. A network with several inputs has one argument per input: the keys of a
+    dict, or `images_0`, `images_1` and so on. Inputs are float32, or of the integer dtype or bool
+    that the network declares; sizes that it leaves open are open.
 
     Before anything is written, the functions are compared with the network itself on two random
     images. The SavedModel is written to a temporary folder beside the target and then moved.

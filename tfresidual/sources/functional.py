@@ -1,12 +1,9 @@
 """The chain of a Keras model, found by walking its graph.
 
-The trunk consists of the places where all paths from a tensor to the output meet. If tensors of one
-shape are added at such a place, the part of the graph since the previous place is a residual block:
-one of the tensors is the state at the previous place, or what a shortcut made of it, and the others
-together are the branch. So is a layer that was chosen as a block.
-
-The trunk begins at the input of the model or, if some paths go round all blocks (those of masks,
-positions, other inputs), at the tensor from which most blocks can be found. What is computed beside
+All paths from the input to the output meet at the places of the trunk. A residual block ends at one
+where tensors of one shape are added, or in a layer that was chosen: one summand is the state at the
+place before, or what a shortcut made of it, the others are the branch. If some paths go round all
+blocks, the trunk begins at the tensor from which most blocks can be found. What is computed beside
 it is the context of the chain.
 """
 
@@ -38,16 +35,10 @@ from tfresidual.sources.weights import (
 
 
 def chain_of_division(model, division, declared, reference, notes=()):
-    """Returns the chain of a model whose graph was divided into stem, blocks and head.
+    """Returns the chain of a divided model, which computes with its own layers, at inference.
 
-    The chain computes with the layers of the model itself, at inference, as `predict` does.
-
-    Args:
-        model: the `keras.Model`.
-        division: its `tfresidual.sources.division.Division`.
-        declared: `keras.KerasTensor`s of the inputs that the chain takes, in their structure.
-        reference: see `tfresidual.routing.Chain`.
-        notes: see there.
+    `declared` are `keras.KerasTensor`s of the inputs that the chain takes, in their structure. For
+    `reference` and `notes`, see `tfresidual.routing.Chain`.
     """
     whole, graph, found = division.whole, division.graph, division.blocks
     last = last_operation(whole)
@@ -90,7 +81,6 @@ def chain_of_division(model, division, declared, reference, notes=()):
 
 
 def _stem(whole, target, dtype):
-    """Returns the function from images to the first state."""
     nodes = path_to(whole.nodes, target)
 
     def stem(images):
@@ -101,7 +91,6 @@ def _stem(whole, target, dtype):
 
 
 def _values_of_inputs(whole, images):
-    """Returns the values of the inputs of a graph by id."""
     structure = whole.structure
     if isinstance(structure, dict):
         images = {name: images[name] for name in structure}
@@ -201,10 +190,7 @@ def unit_parts(unit, takes_anchor, calls):
 
 
 def preparation(units):
-    """Returns a function that updates the values kept by bounded units; `None` without such units.
-
-    The function refers to the units, not to their model, see `graph.reference_of`.
-    """
+    """Returns a function that updates what bounded units keep; `None` without such units."""
     bounded = {
         id(unit): unit for unit in units if isinstance(unit, BOUNDED) or unit.lipschitz is not None
     }
@@ -233,8 +219,8 @@ class _Parts:
     def inner(self, start, stop, dtype=None):
         """Returns the function `(state, known) -> result` from one place to another.
 
-        All states of a chain have one dtype, the widest of those in the graph, so that they can be
-        held without loss. Every part of the chain casts them to its own.
+        All states of a chain have one dtype, the widest of those in the graph, which holds them
+        all.
         """
         nodes = self.graph.nodes[start.index + 1 : stop.index + 1]
         function = self.replayed(nodes, start.tensor, stop.tensor)
@@ -322,7 +308,6 @@ def _without_context(function, *arguments):
 
 
 def _stages(parts, found, axis, dtype):
-    """Returns the blocks, grouped into stages."""
     stages, transition, blocks, anchor = [], None, [], None
     for block, opens in zip(found, _opens_stage(found, axis), strict=True):
         after = block.after.tensor.shape
@@ -344,7 +329,6 @@ def _stages(parts, found, axis, dtype):
 
 
 def _opens_stage(found, axis):
-    """Returns, for every block, whether a stage begins with it."""
     shapes = [block.after.tensor.shape for block in found]
     changes = [
         block.transition_from is not None or now[axis] != before[axis]

@@ -38,21 +38,14 @@ class Weight:
 class Node:
     """One call of an operation.
 
-    Attributes:
-        operation: the layer, or the operation of `keras.ops`.
-        args: positional arguments, with tensors as `keras.KerasTensor`s, and weights that are given
-            to an operation of `keras.ops` as `Weight`s.
-        kwargs: keyword arguments.
-        outputs: the `keras.KerasTensor`s that it returns, and after them those of the masks that it
-            attaches to them.
-        inside: the opened layers in which it is called, from the outermost to the innermost.
-        masked: pairs of a tensor among the arguments and the mask attached to it, which the
-            operation may read.
-        masks: for every mask among the outputs, the index of the output that it is attached to.
-        reads_shapes_alone: whether the outputs are the same for all values of its arguments, as
-            those of a layer that makes positions for an embedding.
-        counts: what layers inside the operation that count their applications have counted before
-            the call; `None` if there are none.
+    Attributes: operation: the layer, or the operation of `keras.ops`. args: positional arguments,
+        with tensors as `keras.KerasTensor`s; weights that an operation of `keras.ops` takes are
+        `Weight`s. kwargs: keyword arguments. outputs: the `keras.KerasTensor`s that it returns, and
+        then the masks attached to them. inside: the opened layers in which it is called, from the
+        outermost to the innermost. masked: pairs of an argument and the mask attached to it, which
+        the operation may read. masks: for every mask among the outputs, the index of its output.
+        reads_shapes_alone: whether the outputs are the same for all values of the arguments.
+        counts: what layers inside that count their applications have counted before, or `None`.
     """
 
     operation: keras.Operation
@@ -112,10 +105,7 @@ class Node:
         return keras.tree.map_structure(replaced, (self.args, self.kwargs))
 
     def spec(self, of_tensor):
-        """Returns the `keras.KerasTensor`s of the outputs for others in place of the arguments.
-
-        Nothing is added to a layer.
-        """
+        """Returns the specs of the outputs for other arguments; nothing is added to a layer."""
         args, kwargs = self.given(
             of_tensor, lambda one: keras.KerasTensor(one.variable.shape, one.dtype)
         )
@@ -130,9 +120,8 @@ class Graph:
         inputs: tuple of `keras.KerasTensor`s.
         nodes: tuple of `Node`s, each after those whose results it takes.
         output: `keras.KerasTensor`.
-        structure: the inputs as the model takes them: a tensor, or a dict, tuple or list of these.
-        context: tuple of the `keras.KerasTensor`s that the nodes take beside these inputs and each
-            other.
+        structure: the inputs as the model takes them.
+        context: tuple of the `keras.KerasTensor`s that nodes take beside the inputs and each other.
     """
 
     inputs: tuple[keras.KerasTensor, ...]
@@ -176,10 +165,7 @@ class Entry(keras.Operation):
 
 
 class _Recorded(keras.Operation):
-    """Replaces an operation in a copy of its graph, so that the operation itself is not called.
-
-    A layer permanently records every symbolic call: tracing it would make the model grow.
-    """
+    """Replaces an operation in a copy of its graph: a layer keeps every symbolic call."""
 
     def __init__(self, operation):
         super().__init__(name=operation.name)
@@ -218,19 +204,10 @@ def _has_training(operation):
 
 
 def graph_of(model, inputs=None):
-    """Returns the graph of a functional model, with nested functional models flattened.
+    """Returns the `Graph` of a functional model, with nested functional models flattened.
 
-    The layers of the model are not called, and nothing is added to them.
-
-    Args:
-        model: a `keras.Model` with one output tensor: a functional one, or a `keras.Sequential`
-            whose input is known.
-        inputs: `keras.KerasTensor`s, in the structure of the model's inputs, of the sizes for which
-            the graph is made; by default those of the model.
-
-    Returns:
-        A `Graph`. If a size is not known, such as the height and width of images, its tensors have
-        the shapes for one size that the model accepts; the computation itself takes any size.
+    No layer is called. `inputs` are `keras.KerasTensor`s of the sizes for which the graph is made;
+    where sizes are not known, they are those of one size that the model accepts.
 
     Raises:
         ValueError: if the model has no such graph, or accepts none of the sizes that are tried.
@@ -303,13 +280,8 @@ def outputs_of(model):
 
 def described(structure):
     """Returns the shapes of one image and the dtypes of inputs, in their structure."""
-    if isinstance(structure, dict):
-        pairs = {name: described(part) for name, part in structure.items()}
-        return tuple({name: pair[place] for name, pair in pairs.items()} for place in (0, 1))
-    if isinstance(structure, (tuple, list)):
-        pairs = [described(part) for part in structure]
-        return tuple(type(structure)(pair[place] for pair in pairs) for place in (0, 1))
-    return tuple(structure.shape[1:]), structure.dtype
+    shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape[1:]), structure)
+    return shapes, keras.tree.map_structure(lambda tensor: tensor.dtype, structure)
 
 
 def has_graph(model):
@@ -325,7 +297,6 @@ def has_graph(model):
 
 @functools.cache
 def _functional():
-    """Returns the class of functional models."""
     image = keras.Input((1,))
     return type(keras.Model(image, image))
 
@@ -333,8 +304,7 @@ def _functional():
 def reference_of(model):
     """Returns a function that computes what a functional model computes at inference.
 
-    The function refers to the layers, not to the model, because callbacks keep chains only as long
-    as their model exists.
+    It refers to the layers, not to the model: callbacks keep chains as long as their model exists.
     """
     inputs = inputs_of(model)
     inputs = inputs if isinstance(inputs, (dict, list, tuple)) else model.inputs
@@ -399,11 +369,7 @@ def _flattened(model, tensors, counts=None):
 
 
 def _expanded(node, counts):
-    """Returns the nodes in the place of a node, and the tensors in the place of its outputs.
-
-    Nested models are flattened, blocks repeated, and a normalization with weights of its own for
-    every application is replaced by that of the application.
-    """
+    """Returns the nodes and the tensors in the place of a node and its outputs."""
     operation = node.operation
     if _can_be_flattened(node):
         return _flattened(operation, node.inputs, counts)
@@ -420,12 +386,7 @@ def _expanded(node, counts):
 
 
 def counted(node, counts):
-    """Returns a node that computes the same at any time: which application it is, is settled.
-
-    Args:
-        node: a `Node`.
-        counts: the `Counts` in which it is called, or `None`. They count the calls in it.
-    """
+    """Returns a node of which it is settled which application it is; counts the calls in it."""
     operation = node.operation
     if isinstance(operation, UnsharedBatchNormalization):
         application = node.kwargs.get("application")
@@ -459,13 +420,11 @@ def _is_masked(node):
 
 
 def _is_of_one_tensor(node):
-    """Returns whether a node takes a tensor and nothing else."""
     is_alone = len(node.arguments) == 1 == len(node.args)
     return is_alone and isinstance(node.args[0], keras.KerasTensor) and not _is_masked(node)
 
 
 def _can_be_flattened(node):
-    """Returns whether a node calls a nested model and can be replaced by the nodes of the model."""
     model = node.operation
     given = [*node.args, *(node.kwargs[name] for name in ("inputs",) if name in node.kwargs)]
     if not has_graph(model) or _is_masked(node) or len(given) != 1:
@@ -482,10 +441,7 @@ def _can_be_flattened(node):
 
 
 def said(error):
-    """Returns the first line of the message of an error of other code, or its class without one.
-
-    A line that ends in a colon is followed by the next one.
-    """
+    """Returns the first line of an error, with the next after a colon, or its class."""
     lines = [_MARKS.sub("", line).strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not _FRAME.match(line)]
     count = next((number for number, line in enumerate(lines, 1) if line[-1] != ":"), len(lines))

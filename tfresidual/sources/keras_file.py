@@ -92,7 +92,6 @@ def _unreadable(path, reason):
 
 
 def _notes_on_loss(model, settings):
-    """Returns notes on a loss that may be another one than that of the model that was saved."""
     loss = single(model.loss)
     if loss is None:
         is_lost = settings and settings.get("loss", "unknown") is not None

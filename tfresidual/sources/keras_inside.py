@@ -14,17 +14,16 @@ from keras import ops
 
 TRIED = ("3.14", "3.15")
 # The operators of weights, which do not know symbolic tensors.
-_SWAPPED = {
-    "__add__": lambda one, other: ops.add(one, other),
-    "__radd__": lambda one, other: ops.add(other, one),
-    "__sub__": lambda one, other: ops.subtract(one, other),
-    "__rsub__": lambda one, other: ops.subtract(other, one),
-    "__mul__": lambda one, other: ops.multiply(one, other),
-    "__rmul__": lambda one, other: ops.multiply(other, one),
-    "__truediv__": lambda one, other: ops.true_divide(one, other),
-    "__rtruediv__": lambda one, other: ops.true_divide(other, one),
-    "__matmul__": lambda one, other: ops.matmul(one, other),
-    "__rmatmul__": lambda one, other: ops.matmul(other, one),
+_OPERATORS = {
+    "add": ops.add,
+    "sub": ops.subtract,
+    "mul": ops.multiply,
+    "truediv": ops.true_divide,
+    "matmul": ops.matmul,
+}
+_SWAPPED = {f"__{name}__": function for name, function in _OPERATORS.items()} | {
+    f"__r{name}__": lambda one, other, function=function: function(other, one)
+    for name, function in _OPERATORS.items()
 }
 
 
@@ -33,12 +32,9 @@ class UnknownKerasError(RuntimeError):
 
 
 class _Thread(threading.local):
-    """What happens in one thread.
+    """What records in one thread, and whether its warnings are dropped.
 
-    Attributes:
-        recorder: what records there, or `None`.
-        is_silent: whether warnings are dropped. `warnings.catch_warnings` would change those of all
-            threads, perhaps forever.
+    `warnings.catch_warnings` would change those of all threads, perhaps forever.
     """
 
     recorder = None
@@ -54,10 +50,7 @@ _SILENCE = ("ignore", _THREAD, Warning, None, 0)
 
 
 class _Replacement:
-    """Replaces methods of Keras for as long as one thread or several record.
-
-    The methods that take their place do what the original ones do, except in a thread that records.
-    """
+    """Replaces methods of Keras while threads record; in other threads they do what they did."""
 
     def __init__(self):
         self._lock, self._users, self._kept = threading.Lock(), 0, []
@@ -144,12 +137,8 @@ def _set(name, value):
 def recording(recorder):
     """Gives a recorder the symbolic calls in this thread.
 
-    Args:
-        recorder: has the methods `call(layer, args, kwargs)`, and `record(operation, args, kwargs)`
-            for operations of `keras.ops`, which return what the calls return.
-
-    Raises:
-        UnknownKerasError: if the installed version of Keras differs inside.
+    It has the methods `call(layer, args, kwargs)`, and `record(operation, args, kwargs)` for
+    operations of `keras.ops`, which return what the calls return. Raises an `UnknownKerasError`.
     """
     with _REPLACEMENT:
         _check_fits()

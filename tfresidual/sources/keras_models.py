@@ -43,46 +43,23 @@ FROM_WEIGHTS = (
 )
 
 
-def chain_of_model(model, blocks=None, open=None, inputs=None, padding=None, output=None):
-    """Returns the chain of a Keras model whose residual additions are on one trunk.
+def chain_of_model(model, blocks=None, opened=None, inputs=None, padding=None, output=None):
+    """Returns the chain of a Keras model; for arguments and errors, see `tfresidual.chain`.
 
-    A subclassed model that is not built yet is built by a call; otherwise nothing is added to the
-    model or its layers. Anything that the chain does not show is described in its `notes`.
+    A subclassed model that is not built yet is built by a call; otherwise nothing is added to it.
 
-    A block reaches from the place where its branch begins to the addition, and includes what
-    belongs to it on either side: an activation after the addition, if blocks with an identity
-    shortcut also begin after it, and an activation or normalization shared by both paths of a
-    block that changes the shape. Several parallel branches that are added to the state count as
-    one branch.
+    A block reaches from where its branch begins to the addition, with what belongs to it on either
+    side: an activation after the addition, if blocks with an identity shortcut also begin after it,
+    and an activation or normalization shared by both paths of a block that changes the shape.
+    Several parallel branches count as one. A stage ends where the number of channels changes, or
+    where layers that change the state come between two blocks. A block that changes only height and
+    width also opens a stage, unless the block after it opens one.
 
-    A stage ends where the number of channels changes, or where layers that change the state come
-    between two blocks. A block that changes only height and width also opens a stage, unless the
-    block after it opens one; it is then the last block of its stage.
-
-    What the blocks read beside the state becomes the context of the chain: masks (given as
-    arguments, or attached to tensors by Keras), positions, other inputs and what is computed from
-    them. The trunk then begins where most blocks can be found, with additions to the state itself.
-    Of several trunks with as many blocks, the last one is taken. An encoder is computed as context
-    of its decoder, and a note says so; `blocks` or `open` choose the encoder instead.
-
-    Layers written by others hide their additions. If no addition is seen, such layers are opened:
-    they are called once with symbolic tensors, and the additions inside become blocks, such as
-    `transformer_layer_0/attention` and `transformer_layer_0/mlp`. An opened model is compared with
-    the model itself on random inputs, with its weights and with changed ones. If opening fails, or
-    the outputs differ, layers become whole blocks, F = layer(h) - h, and a note says why.
-
-    For which positions are padding, see `tfresidual.sources.padding`.
-
-    Statistics that are set by `Normalization.adapt` are constants of the graph: an existing chain
-    keeps the statistics, as well as the loss, that it was made with. Make a new chain after calling
-    `adapt` or `compile`.
-
-    For the arguments, see `tfresidual.chain`.
-
-    Raises:
-        ValueError: if the model has several outputs and none is chosen, no block, a
-            `tfresidual.layers.ResidualUnit` whose anchor is not the beginning of its stage, or if
-            an argument cannot be used.
+    What blocks read beside the state (masks, positions, other inputs and what is computed from
+    them) becomes the context; an encoder is context of its decoder. If no addition is seen, layers
+    written by others are called once with symbolic tensors, and the additions inside become blocks.
+    An opened model is compared with the model itself, with its weights and with changed ones; if
+    that fails, such layers are whole blocks, F = layer(h) - h, and a note says why.
     """
     check_padding(padding)
     if inputs is not None:
@@ -92,7 +69,7 @@ def chain_of_model(model, blocks=None, open=None, inputs=None, padding=None, out
             inputs = arrangement_of(model).images(inputs) if has_graph(model) else inputs
     if output is not None:
         one, arrangement = with_output(model, output, inputs)
-        chain = chain_of_model(one, blocks, open, inputs, padding)
+        chain = chain_of_model(one, blocks, opened, inputs, padding)
         return dataclasses.replace(
             chain,
             arrangement=arrangement,
@@ -101,22 +78,22 @@ def chain_of_model(model, blocks=None, open=None, inputs=None, padding=None, out
             made_of=Origin(model, chain.loss),
             notes=(*chain.notes, *note_of_loss(model)) if model.loss is not None else chain.notes,
         )
-    if blocks is not None and open is not None:
+    if blocks is not None and opened is not None:
         raise ArgumentError(
-            ("blocks", "open"),
+            ("blocks", "opened"),
             "not both be given: a layer is a block as a whole, or is opened",
             blocks=blocks,
-            open=open,
+            opened=opened,
         )
     if blocks is not None:
         return _of_blocks(model, blocks, inputs, padding)
-    chosen = may_hide if open is None or isinstance(open, bool) else open
-    opens = chooser("open", chosen, ", or True or False")
+    chosen = may_hide if opened is None or isinstance(opened, bool) else opened
+    opens = chooser("opened", chosen, ", or True or False")
     whole = graph_with_masks(model, inputs)
-    can_open = open is not False and any([opens(layer) for layer in _layers_of(whole)])
-    if chosen is open and not can_open:
-        raise _not_found("open", open, model, whole, opens.unused)
-    division = None if can_open and open is not None else divided(whole)
+    can_open = opened is not False and any([opens(layer) for layer in _layers_of(whole)])
+    if chosen is opened and not can_open:
+        raise _not_found("opened", opened, model, whole, opens.unused)
+    division = None if can_open and opened is not None else divided(whole)
     if division is not None:
         return _chain(model, division, inputs, padding)
     if can_open:
@@ -124,12 +101,8 @@ def chain_of_model(model, blocks=None, open=None, inputs=None, padding=None, out
     raise no_block(whole, model, other_additions(whole), _opaque(whole))
 
 
-def division_of(model, blocks=None, open=None, inputs=None, padding=None, output=None):
-    """Returns the division that `chain_of_model` makes a chain from with the same arguments.
-
-    Raises:
-        ValueError: if layers are opened, or one of several outputs is chosen.
-    """
+def division_of(model, blocks=None, opened=None, inputs=None, padding=None, output=None):
+    """Returns the division that `chain_of_model` makes a chain from with the same arguments."""
     if output is not None:
         raise ArgumentError(
             "model",
@@ -142,7 +115,7 @@ def division_of(model, blocks=None, open=None, inputs=None, padding=None, output
         is_chosen = chooser("blocks", blocks)
         division = divided(whole, lambda node: is_chosen(node.operation))
     else:
-        division = None if open else divided(whole)
+        division = None if opened else divided(whole)
     if division is None:
         raise ArgumentError(
             "model",
@@ -175,7 +148,6 @@ def _of_blocks(model, blocks, inputs, padding):
 
 
 def _layers_of(graph):
-    """Returns the layers that are called in a graph, each of them once, as a list."""
     layers = {
         id(node.operation): node.operation
         for node in graph.nodes
@@ -185,7 +157,6 @@ def _layers_of(graph):
 
 
 def _not_found(name, chosen, model, whole, unused):
-    """Returns the error for an argument that chooses no layer, or names of no layer."""
     layers = _layers_of(whole)
     known = listed(_by_class(layers if name == "blocks" else filter(may_hide, layers)))
     which = "which are" if name == "blocks" else "of which these may hide additions:"
@@ -221,7 +192,6 @@ class _Inference:
 
 
 def _opaque(graph):
-    """Returns the names of the layers that cannot be looked into, by class."""
     return _by_class(node.operation for node in filter(is_opaque, graph.nodes))
 
 
@@ -238,7 +208,7 @@ def _of_opened(model, whole, opens, inputs, padding):
     while chosen is not None:
         division, failure = _opened(model, chosen, inputs)
         if division is not None and opens.unused:
-            raise _not_found("open", opens.parts, model, whole, opens.unused)
+            raise _not_found("opened", opens.parts, model, whole, opens.unused)
         if failure is None:
             note = _note_of_opened(division, inputs, reason)
             chain = _chain(model, division, inputs, padding, note)
@@ -259,7 +229,6 @@ def _of_opened(model, whole, opens, inputs, padding):
 
 
 def _note_of_opened(division, inputs, reason):
-    """Returns the note on the layers that were opened."""
     names, structure = listed(_by_class(division.opened)), division.whole.structure
     shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape[1:]), structure)
     fixed = "" if inputs is None else f", for inputs of shape {shapes} only"
@@ -270,10 +239,7 @@ def _note_of_opened(division, inputs, reason):
 
 
 def _of_one_class(division):
-    """Returns a function that chooses the opened layers with blocks in the class that has most.
-
-    It is `None` if all blocks are in layers of one class. What such layers are in is chosen too.
-    """
+    """Returns a function that chooses the class of opened layers with most blocks, or `None`."""
     inside = [block.sums[0].inside for block in division.blocks if block.sums[0].inside]
     counts = collections.Counter(type(layers[-1]) for layers in inside)
     if len(counts) < 2:
@@ -284,11 +250,7 @@ def _of_one_class(division):
 
 
 def _whole_layers(whole, opens):
-    """Returns the division with whole layers as blocks, or `None`.
-
-    If there are several layers of a class, only such layers are blocks: others are, for example,
-    the last normalization.
-    """
+    """Returns the division with whole layers as blocks, of repeated classes if any, or `None`."""
     division = divided(whole, lambda node: opens(node.operation))
     if division is None:
         return None

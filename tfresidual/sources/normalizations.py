@@ -36,24 +36,16 @@ ROWS, POSITIONS = 16, 4
 
 
 class Setting(NamedTuple):
-    """How errors call the argument that asks for fixed statistics.
-
-    Attributes:
-        advice: what the argument must be otherwise.
-        received: the argument.
-    """
+    """How errors call the argument that asks for fixed statistics, and their advice."""
 
     advice: str
     received: str
 
 
 class _Statistics(NamedTuple):
-    """What a normalization made of the states that it was given.
+    """What a normalization made of states: whether it subtracts means, and the multiple of f(h).
 
-    Attributes:
-        is_centred: whether it subtracts the mean of a state.
-        multiple: the number per state that f(h) is multiplied by, see the top of this file; NaN
-            where f(h) is 0 and does not show it.
+    The multiple, one number per state, is NaN where f(h) is 0 and does not show it.
     """
 
     is_centred: bool
@@ -64,14 +56,10 @@ class _Statistics(NamedTuple):
 def frozen_normalizations(setting):
     """Holds the statistics of normalizations fixed in what is called inside the context.
 
-    The parts of a chain that come from a Keras model return the same values, bit for bit if run
-    eagerly; their gradients are those with the divisors of all normalizations as constants.
-    Normalizations are layers, or operations of `keras.ops`; one that is written out, operation by
-    operation, is not seen.
-
-    A dict is yielded, to which the statistics of the normalizations are added as they are called,
-    for `with_statistics`. Inside the context, an error is raised for a layer that may hold a
-    normalization that is not of the form above.
+    Parts of a chain of a Keras model return the same values, with the gradients for constant
+    divisors. Normalizations are layers, or operations of `keras.ops`. Yields a dict of the
+    statistics found, for `with_statistics`; a layer that may hold a normalization of another form
+    raises an error.
     """
     found = {}
 
@@ -93,11 +81,7 @@ def frozen_normalizations(setting):
 
 @contextlib.contextmanager
 def with_statistics(found):
-    """Gives normalizations the statistics of other states in what is called inside the context.
-
-    They are what `frozen_normalizations` yielded for the same part of a chain, of states of one
-    shape with those in the context.
-    """
+    """Gives normalizations the statistics that `frozen_normalizations` found for other states."""
 
     def call(node, values):
         if id(node) not in found:

@@ -12,10 +12,7 @@ from tfresidual.sources.operations import package_of, unwrapped
 
 
 def other_additions(graph, found=(), trunk=None):
-    """Returns the names of the additions that are not blocks, by kind.
-
-    By default, there are no blocks, and the trunk is that from the inputs on.
-    """
+    """Returns the names of the additions that are not blocks, by kind."""
     known = {id(node) for block in found for node in block.sums}
     on_trunk = {id(place.tensor) for place in (trunk_of(graph) if trunk is None else trunk)}
     others = collections.defaultdict(list)
@@ -83,7 +80,7 @@ def note_of_context(nodes):
         return ()
     return (
         f"computed from the inputs beside the blocks, and never perturbed: {listed(parts)}; other "
-        "blocks can be chosen with `blocks` or `open`",
+        "blocks can be chosen with `blocks` or `opened`",
     )
 
 

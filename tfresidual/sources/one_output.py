@@ -25,10 +25,7 @@ _PARTS = "_tfresidual_parts"
 
 
 def arrangement_of(model: keras.Model, outputs: Any = None, output: int = 0) -> Arrangement:
-    """Returns which inputs and labels Keras takes for a model, of which one output is in question.
-
-    The structure of the outputs is needed for a model without a graph.
-    """
+    """Returns which inputs and labels Keras takes for a model and one of its outputs."""
     inputs, names = None, None
     if has_graph(model):
         inputs = keras.tree.map_structure(
@@ -64,11 +61,7 @@ class JoinedOutputs(keras.layers.Layer):
 
 
 class JoinedArrangement(Arrangement):
-    """An arrangement of which the labels of several outputs are taken, side by side.
-
-    Args:
-        arrangements: that of every one of these outputs.
-    """
+    """An arrangement made of those of several outputs, whose labels are taken side by side."""
 
     def __init__(self, arrangements: Sequence[Arrangement]) -> None:
         first = arrangements[0]
@@ -80,12 +73,7 @@ class JoinedArrangement(Arrangement):
         self.shapes: list[tuple[int, ...]] | None = None
 
     def labels(self, labels: Any, weights: Any = None) -> tuple[tf.Tensor, Any]:
-        """Returns the labels of the outputs as rows of floats, and the sample weights of all.
-
-        Raises:
-            ValueError: if Keras refuses the structures, the outputs have different weights, or
-                their labels other shapes than those before.
-        """
+        """Returns the labels of the outputs as rows of floats, and the sample weights of all."""
         pairs = [one.labels(labels, weights) for one in self.arrangements]
         given = [tf.convert_to_tensor(of_output) for of_output, _ in pairs]
         shapes = [tuple(one.shape[1:]) for one in given]
@@ -114,10 +102,7 @@ class JoinedArrangement(Arrangement):
 def joined_loss(
     models: Sequence[keras.Model], arrangement: JoinedArrangement
 ) -> Callable[[Any, Any], Any]:
-    """Returns the sum of the losses of models, of their labels and outputs side by side.
-
-    Every model has one output, and is compiled with its loss. The arrangement made the labels.
-    """
+    """Returns the sum of the losses of models, of labels and outputs side by side."""
     losses = [loss_of(model, kind_of(model)) for model in models]
 
     def joined(labels: Any, outputs: Any) -> Any:
@@ -142,12 +127,7 @@ def _are_same(one, other):
 
 
 class OneOutput(keras.Model):
-    """A model without a graph of which one output is returned.
-
-    Args:
-        model: the `keras.Model`.
-        numbers: that of the output, or those of several, which are put side by side.
-    """
+    """A model without a graph of which some outputs, by number, are returned side by side."""
 
     def __init__(self, model: keras.Model, *numbers: int) -> None:
         super().__init__(name=model.name)
@@ -166,14 +146,9 @@ class OneOutput(keras.Model):
 def with_output(
     model: keras.Model, output: str | int | Sequence[str | int], inputs: Any = None
 ) -> tuple[keras.Model, Arrangement]:
-    """Returns a model that has one of the outputs of another model, and the loss of that.
+    """Returns a model with one of the outputs of another model and its loss, and its arrangement.
 
-    It is made of the same layers; with it comes the arrangement of the inputs and labels of the
-    whole model. For the arguments, see `tfresidual.chain`.
-
-    Raises:
-        ValueError: if there is no such output, it has several losses, or some outputs cannot be
-            taken together.
+    It is made of the same layers. For arguments and errors, see `tfresidual.chain`.
     """
     structure = outputs_of(model) if has_graph(model) else _structure_of(model, inputs)
     if not isinstance(output, (list, tuple)):
@@ -209,7 +184,6 @@ def with_output(
 
 
 def _of_output(model, structure, number):
-    """Returns what `with_output` does for the number of an output."""
     if has_graph(model):
         one = keras.Model(inputs_of(model), keras.tree.flatten(structure)[number], name=model.name)
     else:
@@ -240,7 +214,6 @@ def _of_output(model, structure, number):
 
 
 def _structure_of(model, inputs):
-    """Returns the outputs of a model without a graph, as symbolic tensors in their structure."""
     if inputs is None:
         raise ArgumentError(
             "inputs",
@@ -254,7 +227,6 @@ def _structure_of(model, inputs):
 
 
 def _number(model, structure, output):
-    """Returns the number of an output among the flat outputs of a model."""
     paths = [path_name(path) for path, _ in keras.tree.flatten_with_path(structure)]
     layers = getattr(model, "output_names", None) or [None] * len(paths)
     is_number = isinstance(output, int) and not isinstance(output, bool)

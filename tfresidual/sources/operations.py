@@ -71,12 +71,7 @@ def may_mask(operation):
 
 
 class Chooser:
-    """Says whether an operation is one of the chosen layers.
-
-    Attributes:
-        parts: list of classes, names and functions that choose layers.
-        unused: those names among them that no layer had so far, as a list.
-    """
+    """Says whether an operation is a chosen layer; `unused` are names that none had so far."""
 
     def __init__(self, parts: list[Any]) -> None:
         self.parts = parts
@@ -90,13 +85,7 @@ class Chooser:
 
 
 def chooser(name: str, chosen: Layers, otherwise: str = "") -> Chooser:
-    """Returns the function that says whether an operation is one of the chosen layers.
-
-    Args:
-        name: the name of the argument, for errors.
-        chosen: its value.
-        otherwise: what else the argument may be, for errors.
-    """
+    """Returns the `Chooser` for an argument; `otherwise` says in errors what else it may be."""
     parts = list(chosen) if isinstance(chosen, (list, tuple, set)) else [chosen]
     is_usable = [
         isinstance(part, str)

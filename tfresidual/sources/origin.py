@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 
 class Origin:
-    """What a chain was made of.
-
-    The model is not kept alive; once it is gone, its layers alone are looked at.
-
-    Args:
-        model: the `keras.Model`.
-        losses: the loss per image that was made from the loss of the model.
-    """
+    """What a chain was made of: a model, which is not kept alive, and the loss of that."""
 
     def __init__(self, model: keras.Model, losses: Any) -> None:
         self._model = weakref.ref(model)
@@ -42,11 +35,8 @@ class Origin:
     def change(self, losses: Any, call: Callable[[], object] | None = None) -> str | None:
         """Returns what has changed since the chain was made, in words; `None` if nothing has.
 
-        Args:
-            losses: the loss per image of the chain. The loss of the model is looked at only if it
-                is the one that was made from that.
-            call: calls the network. What that changes was not changed by others; it is called only
-                if there is a change.
+        The loss of the model is looked at only if `losses`, that of the chain, was made from it.
+        `call` calls the network if there is a change: what that changes was not changed by others.
         """
         model = self._model()
         for what, now in _parts_of(model, self._layers).items():
@@ -92,10 +82,7 @@ class Origin:
 
 
 def _changed(before, now):
-    """Returns the keys of two dicts of settings under which they differ, as a set.
-
-    Keras sets some attributes to `None` when they are first needed.
-    """
+    """Returns the keys under which settings differ; Keras sets some to `None` when needed."""
     return {key for key in {*before, *now} if before.get(key, NOTHING) != now.get(key, NOTHING)}
 
 

@@ -50,23 +50,11 @@ _MEANS = (
 def outputs_of(model, last=None):
     """Returns the kind of the outputs of a model, as in `tfresidual.routing.Chain.outputs`.
 
-    The last activation is examined first, by what it does to numbers, however it is written: a
-    softmax or a sigmoid returns probabilities, even if the model was trained with a squared error.
-    Otherwise the kind follows from the loss that the model was compiled with:
-
-    - A regression loss, such as `"mse"`, means values that are not classes; so do
-      `"cosine_similarity"` and `"poisson"`.
-    - A binary cross-entropy, or a hinge with -1 and 1, means one label per output; any other loss
-      means classes.
-    - A cross-entropy without `from_logits`, or a divergence, takes probabilities. However, a layer
-      that is known to end without an activation returns logits even with such a loss, because its
-      outputs can have any sign and any sum.
-
-    If neither the activation nor the loss is informative, the outputs are logits.
-
-    Args:
-        model: a `keras.Model` with one output.
-        last: the layer or operation that returns the outputs, by default the model's last layer.
+    The last activation is examined first, by what it does to numbers. Otherwise the kind follows
+    from the loss: a regression loss means values, a binary cross-entropy or a hinge one label per
+    output, any other loss classes. A cross-entropy without `from_logits`, or a divergence, takes
+    probabilities, unless the last layer is known to end without an activation. Without either,
+    outputs are logits.
     """
     kind = kind_of(model, last)
     if kind in PROBABILITIES:
@@ -83,11 +71,7 @@ def outputs_of(model, last=None):
 
 
 def last_operation(graph):
-    """Returns the operation that determines the kind of the outputs of a graph.
-
-    It is the softmax or sigmoid after which nothing changes a probability (clipping, casting and
-    averaging count as no change) or, if there is none, the last operation that changes any number.
-    """
+    """Returns the operation that returns the outputs, or one that made what they are."""
     tensor, last = graph.output, None
     for node in reversed(graph.nodes):
         if tensor is not node.outputs[0]:
@@ -106,10 +90,7 @@ def last_operation(graph):
 
 
 def kind_of(model, last=None):
-    """Returns the kind of what the last activation of a model returns; `None` if it is not known.
-
-    `last` is the layer or operation that returns the outputs, by default the model's last layer.
-    """
+    """Returns the kind of what the last operation returns, by default the last layer; or `None`."""
     return _kind_of_operation(model.layers[-1] if last is None else last)
 
 

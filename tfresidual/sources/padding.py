@@ -1,8 +1,7 @@
 """Which positions of the states of a model are padding.
 
-Padding leaves out labels only if the outputs have the positions of the states, see
-`tfresidual.sources.axes`. A note says what is padding, and also that it is not known if blocks read
-something beside states with positions that depends on the inputs.
+Padding leaves out labels only if the outputs have the positions of the states. A note says what is
+padding, and also that it is not known if blocks read something that depends on the inputs.
 """
 
 import dataclasses
@@ -45,13 +44,8 @@ def check_padding(padding):
 def with_padding(division, padding):
     """Returns a division with what is known of the padding of its states, and the notes on it.
 
-    It is the implicit mask of Keras at the first state or, failing that, an input with one of
-    `MASK_NAMES`, unless `padding` says another one, see `tfresidual.chain`. A note is made if
-    something is known, and if it is not known but possible.
-
-    Raises:
-        ValueError: if `padding` is not the name of an input with the positions of the states, or
-            states have as many positions as the first one that are others.
+    That is the implicit mask of Keras at the first state or, failing that, an input with one of
+    `MASK_NAMES`, unless `padding` says another one, see `tfresidual.chain`.
     """
     valid, notes = _padding_of(division, padding)
     has_slots = len(division.whole.output.shape) == 3
@@ -74,7 +68,6 @@ def with_padding(division, padding):
 
 
 def _padding_of(division, padding):
-    """Returns which positions of the states are not padding, and the notes on it."""
     state = division.blocks[0].before.tensor
     if isinstance(padding, str):
         return _named(division.whole, state, padding), (_note_of_input(padding),)
@@ -101,10 +94,7 @@ def _note_of_input(name):
 
 
 def _inputs_by_name(whole):
-    """Returns the inputs of a graph by name, of which one input may have two.
-
-    Names are those of the keys and places in their structure, and those in a functional model.
-    """
+    """Returns the inputs of a graph by their keys and places, and by their names in the model."""
     paths = [path for path, _ in keras.tree.flatten_with_path(whole.structure)]
     pairs = list(zip(paths, whole.inputs, strict=True))
     names = {path_name(path): tensor for path, tensor in pairs if path}
@@ -119,7 +109,6 @@ def _has_positions_of(tensor, state):
 
 
 def _named(whole, state, name):
-    """Returns the input that was named as padding mask."""
     names = _inputs_by_name(whole)
     if name not in names:
         raise ArgumentError(
@@ -142,8 +131,8 @@ def _named(whole, state, name):
 def _by_name(whole, state):
     """Returns the input whose name says that it is the padding mask, and its name, or `None`s.
 
-    What comes before "padding_mask" in the name must also begin the name of an input whose
-    positions are those of the first state: the padding of an encoder is not that of its decoder.
+    What comes before "padding_mask" also begins the name of an input with the positions of the
+    state: the padding of an encoder is not that of its decoder.
     """
     names = _inputs_by_name(whole)
     lead = [
@@ -165,7 +154,6 @@ def _last(name):
 
 
 def _reads_inputs(division):
-    """Returns whether what is read beside the states depends on the values of the inputs."""
     nodes = [node for node in division.whole.nodes if not node.reads_shapes_alone]
     read = {id(tensor) for tensor in division.context}
     read |= {id(tensor) for node in path_to(nodes, *division.context) for tensor in node.inputs}

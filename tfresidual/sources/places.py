@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A tensor that an operation of a model returns.
-
-    Attributes:
-        operation: the layer, or the operation of `keras.ops`.
-        call: which of the calls of the operation in one pass through the model, from 0.
-        output: which of the tensors that it returns, from 0.
-    """
+    """A tensor that a call of an operation returns; calls and outputs are counted from 0."""
 
     operation: keras.Operation
     call: int = 0
@@ -33,14 +27,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class PlacedBlock:
-    """A block of a chain, and where its states pass in the model.
-
-    Attributes:
-        block: the block.
-        before: the place of the state that it takes; `None` if training computes no gradient there,
-            because no weight that leads to it is trained.
-        after: the place of the state that it returns.
-    """
+    """A block and the places of its states; `before` is `None` if nothing before is trained."""
 
     block: Block
     before: Place | None
@@ -50,14 +37,8 @@ class PlacedBlock:
 def places_of(model: keras.Model, chain: Chain, **options) -> list[PlacedBlock]:
     """Returns the blocks of a model with the places of their states.
 
-    Args:
-        model: a `ResidualNetwork`, or another functional `keras.Model` or `keras.Sequential`.
-        chain: its chain.
-        **options: the arguments of `tfresidual.chain` with which it was made.
-
-    Raises:
-        ValueError: if the states are no tensors of the model's own graph, or some positions are
-            padding.
+    `options` are those of `tfresidual.chain` with which the chain was made. Raises a `ValueError`
+    if the states are no tensors of the model's own graph, or some positions are padding.
     """
     if not has_graph(model):
         raise ArgumentError(
@@ -119,5 +100,4 @@ def _of_residual_network(network, chain):
 
 
 def _are_trained(operations):
-    """Returns whether one of some operations has weights that are trained."""
     return any(getattr(operation, "trainable_weights", None) for operation in operations)

@@ -1,7 +1,6 @@
 """Records the graph of a model by calling it symbolically, with chosen layers opened.
 
-A recorded graph shows what the graph of a functional model hides: what layers compute inside, and
-the implicit masks of Keras, which become arguments of the layers that read them. TensorFlow only.
+It shows what layers compute inside, and the implicit masks of Keras. TensorFlow only.
 """
 
 import contextlib
@@ -43,22 +42,11 @@ _BUILDING = threading.RLock()
 
 
 def recorded(function, inputs, is_opened, model=None):
-    """Returns the graph of what a function of tensors computes.
+    """Returns the graph of what a function of tensors computes, and why layers were not opened.
 
-    Args:
-        function: calls layers and operations of `keras.ops` on its argument, and returns a tensor.
-        inputs: `keras.KerasTensor`, or a structure of them.
-        is_opened: function of a layer that returns whether the layer is replaced by what it
-            computes inside. A layer that cannot be opened is recorded as a whole.
-        model: the `keras.Model` that is opened first, if it is subclassed.
-
-    Returns:
-        A tuple of the `tfresidual.sources.graph.Graph`, and a dict of the reasons why layers could
-        not be opened, by layer. Opened code may ask for the number of images, which symbolic
-        tensors do not know. If `inputs` have one, it is taken out of the graph again.
-
-    Raises:
-        Exception: whatever the code of the function raises on symbolic tensors.
+    Layers for which `is_opened` is true are replaced by what they compute inside; of a subclassed
+    model, `model` is opened first. If the inputs have a number of images, it is taken out of the
+    graph again. Raises whatever the code of the function raises on symbolic tensors.
     """
     recorder = _Recorder(is_opened, model)
     with recording(recorder):
@@ -175,10 +163,7 @@ def constants_of(graph):
 
 
 def _for_any_number(nodes, images):
-    """Returns nodes that were recorded with a number of images as nodes for any number of them.
-
-    The number is the size of nothing else, or `None`. A `ValueError` says what needs it.
-    """
+    """Returns nodes that were recorded with a number of images as nodes for any number of them."""
     if images is None:
         return nodes
 
@@ -225,7 +210,6 @@ def mask_of(tensor):
 
 
 def _symbolic_of(*structures):
-    """Returns the different symbolic tensors in some structures, in order."""
     leaves = keras.tree.flatten(structures)
     return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor)}.values())
 
@@ -238,16 +222,14 @@ def _dense(result):
 
 
 def _has_sizes(structure):
-    """Returns whether all sizes of the symbolic tensors in a structure are known."""
     return all(None not in tensor.shape for tensor in _symbolic_of(structure))
 
 
 def _follow_masks(layer, args, kwargs, results):
     """Gives symbolic tensors the masks that a call of a layer leaves on real ones.
 
-    Some layers attach masks only to real tensors, and some remove those of their arguments. The
-    layer is therefore called with real tensors. Returns the masks that it makes, as a dict by the
-    index of the result.
+    Some layers attach masks only to real tensors, and some remove those of their arguments. Returns
+    the masks that are made, by the index of the result.
     """
     taken = _symbolic_of(args, kwargs)
     masks = list({id(mask): mask for one in taken if (mask := mask_of(one)) is not None}.values())
@@ -295,14 +277,8 @@ def _follow_masks(layer, args, kwargs, results):
 def recorded_model(model, inputs, is_opened):
     """Returns the graph of a model with layers opened, and why layers could not be opened.
 
-    Args:
-        model: a `keras.Model`.
-        inputs: a batch of inputs, or `keras.KerasTensor`s; `None` for a model with a graph, for the
-            sizes that it declares, of which some may be unknown.
-        is_opened: function of a layer.
-
-    Returns:
-        As for `recorded`.
+    `inputs` are a batch or `keras.KerasTensor`s; `None` for the sizes that a model with a graph
+    declares.
     """
     if has_graph(model):
         declared = inputs_of(model)
@@ -330,11 +306,7 @@ def recorded_model(model, inputs, is_opened):
 
 
 def graph_with_masks(model, inputs=None):
-    """Returns the graph of a model with whole layers.
-
-    Where layers may attach masks to tensors, the masks become arguments of the layers that read
-    them.
-    """
+    """Returns the graph of a model with whole layers, which take the masks they read."""
     if not has_graph(model):
         return recorded_model(model, inputs, lambda layer: False)[0]
     given = None if inputs is None else _symbolic(inputs, inputs_of(model))
@@ -402,7 +374,6 @@ def check_inputs(inputs):
 
 
 def _is_batch(value):
-    """Returns whether something has a shape with at least one axis, and the dtype of numbers."""
     try:
         dtype = keras.backend.standardize_dtype(value.dtype)
         return len(value.shape) > 0 and dtype != "string"
@@ -411,10 +382,7 @@ def _is_batch(value):
 
 
 def _symbolic(inputs, declared=None, images=None):
-    """Returns `keras.KerasTensor`s of the shapes of some inputs, with a number of images.
-
-    Dtypes and names are those declared; without any, dtypes are as Keras converts NumPy's.
-    """
+    """Returns `keras.KerasTensor`s for inputs, with dtypes and names as declared or usual."""
 
     def tensor(value, own=None):
         dtype = keras.backend.standardize_dtype(value.dtype if own is None else own.dtype)

@@ -37,19 +37,12 @@ CALLS = ("call", "__call__")
 
 
 def settings_of(layers: Iterable[Any]) -> dict[Any, Any]:
-    """Returns what the methods of layers may read beside weights.
+    """Returns what the methods of layers may read beside weights, by `(id of the layer, path)`.
 
     These are their attributes, and what is inside them: numbers, texts, arrays, functions, losses,
     and the attributes of objects of other packages than Keras and TensorFlow; and for layers of a
-    class of such a package, what their `call` reads of the class, of functions around it and of
-    its module. Of what cannot be looked into, it is the identity.
-
-    Args:
-        layers: layers or models, without those inside them.
-
-    Returns:
-        A dict by `(id of the layer, path)`, whose values can be compared. The path is a str, such
-        as `"config.scale"`.
+    class of such a package, what their `call` reads of the class, of functions around it and of its
+    module.
     """
     found: dict[tuple[int, str], Any] = {}
     for layer in layers:
@@ -226,7 +219,6 @@ def _identity(value):
 
 
 def _is_looked_into(value):
-    """Returns whether the attributes of an object are looked into."""
     if isinstance(value, keras.losses.Loss):
         return True
     if isinstance(value, (keras.Operation, random.Random, types.ModuleType, functools.partial)):

@@ -34,11 +34,7 @@ def parameters_of(nodes):
 
 
 def _is_parameter(layer, weight):
-    """Returns whether a weight is learned, or was learned before it was frozen.
-
-    A weight does not show whether it was frozen or never meant to be trained. Its name does or, if
-    the whole layer is frozen, that it is no known statistic.
-    """
+    """Returns whether a weight is learned, or was learned before it was frozen."""
     if weight.trainable or weight.name.endswith(PARAMETERS):
         return True
     is_float = keras.backend.is_float_dtype(weight.dtype)
@@ -49,8 +45,7 @@ def _is_parameter(layer, weight):
 def weights_by_role(nodes):
     """Returns the parameters by role: their layer's number in the block, its class, their name.
 
-    Layers that exchange axes have a number, too: a branch that mixes positions has other roles than
-    one that mixes channels. The parts of a layer that consists of others are in the role by name.
+    Layers that exchange axes have a number, too. Parts of a layer are in the role by name.
     """
     layers = {id(node.operation): node for node in nodes}.values()
     found = [(node.operation, parameters_of([node])) for node in layers]
@@ -86,9 +81,7 @@ def _free(name, taken):
 def bound_of_branch(nodes, source, branches):
     """Returns the function `lipschitz` of a block, or `None` if its branch is not bounded.
 
-    It is if the branch is a single path of layers, at least one of which is `Bounded` or
-    `SpectralNormalization`, and all others have a known Lipschitz constant. All numbers are then
-    products of those of the layers.
+    It is if it is a single path of layers with known Lipschitz constants, some of them `BOUNDED`.
     """
     if len(branches) != 1:
         return None
