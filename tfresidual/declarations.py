@@ -166,6 +166,19 @@ class Drawing:
     gap: str = "changes the shape"
 
 
+def over_blocks(
+    title: str,
+    label: str,
+    column: str,
+    scale: Literal["linear", "log", "wide", "signed", "share"] = "linear",
+    levels: tuple[Level, ...] = (),
+    sparse: bool = False,
+) -> Drawing:
+    """Returns the drawing of a column over the blocks, or over the epochs if there are several."""
+    panel = Panel(label, (Line(column),), scale, levels)
+    return Drawing(title, (panel,), dash="split", epochs="panels", sparse=sparse)
+
+
 @dataclasses.dataclass(frozen=True)
 class Figure:
     """A figure of the report and the text around it.
@@ -180,8 +193,9 @@ class Figure:
         source: the paper and its figure, or `None`.
         frames: the names of the frames it is drawn from; if one is missing, there is no figure.
             Empty for the frame with the name of the figure.
-        drawing: how the first frame is drawn; `None` if a function of `tfresidual.plots` does it.
-        draw: that function, if not the one of its name.
+        drawing: how it is drawn, `None` if another figure is drawn in the same way.
+        draw: the function of `tfresidual.plots` that draws it, if it is not the one of its name.
+            Without a function, the first frame is drawn.
         options: arguments of that function besides the frames.
         takes_epsilon: whether it is given the epsilon of the stopping rule.
         has_table: whether the first frame is shown as a table with the figure.

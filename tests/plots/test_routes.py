@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from plots import make_frames as make
 from plots.read_figures import by_label, legend_texts, levels, lines_with, metric_lines, named
-from refusals import refused
 
 from tfresidual import plots
 
@@ -75,11 +74,6 @@ class TestRouteErrors:
         figure = plots.route_errors(readout, dropped.assign(unperturbed_error=0.0), repeated)
         assert figure.axes[0].get_ylim() == (0, 1)
 
-    def test_frames_of_other_splits_are_refused(self):
-        readout, dropped, repeated = three(splits=SPLITS)
-        with refused("readout", "drop_blocks", "repeat_last_block"):
-            plots.route_errors(readout, dropped[dropped["split"] == "train"], repeated)
-
 
 def frame_error(frame, split):
     return frame.loc[frame["split"] == split, "unperturbed_error"].iloc[0]
@@ -139,10 +133,6 @@ class TestConvergenceCurves:
         marks = {line.get_color(): line.get_xdata()[0] for line in lines_with(axes, "length")}
         assert marks == {colours[0]: 5, colours[1]: 3, colours[2]: 3}
 
-    def test_a_stage_without_blocks_is_refused(self):
-        with refused("repeat_last_block"):
-            plots.convergence_curves(make.readout_frame(5).query("stage < 3"), make.repeat_frame())
-
 
 class TestRepetitionMetrics:
     @pytest.mark.parametrize("blocks", [None, 1, 5, 18])
@@ -176,12 +166,6 @@ class TestRepetitionMetrics:
         )
         below = "repetition of the last block (0: as trained)"
         assert figure.get_supxlabel() == (below if blocks is None else "number of blocks applied")
-
-    def test_trained_blocks_are_refused(self):
-        with refused("frame"):
-            plots.repetition_metrics(make.repeat_frame(), make.block_frame(5).query("stage < 3"))
-        with refused("block_metrics", "frame"):
-            plots.repetition_metrics(make.repeat_frame(), make.block_frame(5, splits=SPLITS))
 
 
 @pytest.mark.parametrize("name", ["convergence_curves", "route_errors", "repetition_metrics"])
@@ -272,10 +256,6 @@ class TestConvergenceIndices:
         assert named(plain) == {0: "labels", 1: "agreement"}
         assert plain.get_ylabel() == "index"
 
-    def test_another_basis_is_refused(self):
-        with refused("frame"):
-            plots.convergence_indices(make.index_frame().assign(basis="truth"))
-
 
 class TestBorderline:
     METRICS = ("accuracy", "cross_entropy", "entropy")
@@ -329,13 +309,3 @@ class TestBorderline:
         assert list(by_label(figure.axes[0])) == ["correct, accuracy", "all, accuracy"]
         assert legend_texts(figure)[0] == "borderline (0 images)"
         assert [text.get_text() for text in figure.axes[2].texts] == ["no values"]
-
-    def test_refused(self):
-        frame = make.borderline_frame()
-        for wrong in (frame.assign(group="hard"), frame.assign(images=0)):
-            with refused("frame"):
-                plots.borderline(wrong)
-        with refused("frame"):
-            plots.borderline(frame.query("along == 'blocks'"), along="repetitions")
-        with refused("frame"):
-            plots.borderline(frame.assign(entropy_before=1.0))

@@ -82,8 +82,9 @@ def draw(figure, parts, epsilon):
         options["chance"] = _chances(indices)
     elif figure.name == "lipschitz_bounds":
         options["mu"] = parts[0]["lipschitz"].max()
-    if figure.drawing is None:
-        drawn = getattr(plots, figure.draw or figure.name)(*parts, **options)
+    function = getattr(plots, figure.draw or figure.name, None)
+    if function is not None:
+        drawn = function(*parts, **options)
     else:
         drawn = engine.draw(parts[0], figure.drawing, **options)
     # The layout is computed once for all file formats, which takes a quarter of the time.
