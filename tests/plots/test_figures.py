@@ -294,7 +294,6 @@ def test_wrong_arguments_are_refused(name, argument, values):
         ("parameter_efficiency", "frame", {"frame": {"effective_parameters": np.nan}}),
         ("parameter_efficiency", "frame", {"frame": {"raw_parameters": 0}}),
         ("shuffle_blocks", "frame", {"frame": {"unperturbed_error": np.nan}}),
-        ("computational_distance", "frame", {"frame": {"scaled_distance": np.nan}}),
         ("drop_blocks", "frame", {"frame": {"unperturbed_error": np.nan}}),
         ("depth_search", "frame", {"frame": {"found": [False] * 8 + [True] * 4}}),
         ("depth_search", "frame", {"frame": {"status": "paused"}}),

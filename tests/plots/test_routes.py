@@ -12,6 +12,8 @@ from plots.read_figures import by_label, legend_texts, levels, lines_with, metri
 from tfresidual import plots
 
 SPLITS = ("test", "train")
+METRICS = ("accuracy", "cross_entropy", "entropy")
+GROUPS = ("borderline", "correct", "all")
 STAGES = ["stage 1", "stage 2", "stage 3"]
 INDICES = ("convergence_index", "recurrence_index", "divergence_index")
 
@@ -28,6 +30,10 @@ def course(rows, place, height, label):
     """What a line of rows shows, in the form of `by_label`."""
     found = dict(zip(rows[place], rows[height], strict=True))
     return {label: {x: y for x, y in found.items() if np.isfinite(y)}}
+
+
+def name_of(stage):
+    return stage if stage == "mean" else f"stage {stage}"
 
 
 class TestRouteErrors:
@@ -224,15 +230,9 @@ class TestConvergenceIndices:
                 for y in line.get_ydata()
                 if np.isfinite(y)
             ]
-            expected = [
-                (
-                    stage if stage == "mean" else f"stage {stage}",
-                    basis == "labels",
-                    value,
-                )
-                for stage, basis, value in frame[["stage", "basis", index]].itertuples(index=False)
-                if np.isfinite(value)
-            ]
+            rows = frame[np.isfinite(frame[index])].assign(stage=frame["stage"].map(name_of))
+            rows["basis"] = rows["basis"] == "labels"
+            expected = rows[["stage", "basis", index]].itertuples(index=False, name=None)
             assert sorted(drawn) == sorted(expected)
             places = np.sort(np.concatenate([line.get_xdata() for line in metric_lines(axes)]))
             assert np.diff(places).min() > 0.2
@@ -258,15 +258,12 @@ class TestConvergenceIndices:
 
 
 class TestBorderline:
-    METRICS = ("accuracy", "cross_entropy", "entropy")
-    GROUPS = ("borderline", "correct", "all")
-
     @pytest.mark.parametrize("along", ["blocks", "repetitions"])
     def test_a_line_per_group_and_split(self, along):
         frame = make.borderline_frame(splits=SPLITS)
         figure = plots.borderline(frame.sample(frac=1.0, random_state=1), along=along)
         chosen = frame[frame["along"] == along]
-        for axes, metric in zip(figure.axes, self.METRICS, strict=True):
+        for axes, metric in zip(figure.axes, METRICS, strict=True):
             expected = {}
             for (group, split), rows in chosen.groupby(["group", "split"]):
                 expected |= course(rows, "block", metric, f"{group}, {split}, {metric}")
@@ -275,7 +272,7 @@ class TestBorderline:
         counts = {"borderline": "310", "correct": "9,000", "all": "10,000"}
         assert legend_texts(figure) == [
             f"{group}, {split} ({counts[group]} images)"
-            for group in self.GROUPS
+            for group in GROUPS
             for split in ("train", "test")
         ]
 
@@ -288,8 +285,8 @@ class TestBorderline:
         )
         frame.loc[(frame["group"] == "correct") & (frame["block"] == 14), "images"] = 8000
         figure = plots.borderline(frame)
-        for axes, metric in zip(figure.axes, self.METRICS, strict=True):
-            for line, group in zip(metric_lines(axes), self.GROUPS, strict=True):
+        for axes, metric in zip(figure.axes, METRICS, strict=True):
+            for line, group in zip(metric_lines(axes), GROUPS, strict=True):
                 rows = frame[(frame["along"] == "blocks") & (frame["group"] == group)]
                 places, heights = (np.reshape(values, (-1, 3)) for values in line.get_data())
                 expected = np.stack([rows["block"] - 1, rows["block"]], axis=1)

@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from tfresidual.declarations import Line, Panel
@@ -306,15 +305,4 @@ def computational_distance(frame: Frame) -> Figure:
     Reference:
         PI figures 3 and 6.
     """
-    columns = ("distance", "scaled_distance")
-    frames.require_columns(frame, ("stage", *columns))
-    table = pd.DataFrame(
-        {
-            "stage": frame["stage"].map(frames.stage_name).to_numpy(object),
-            "split": frames.splits_of(frame),
-            "blocks": frame["blocks"].to_numpy() if "blocks" in frame.columns else np.nan,
-            **{column: frames.numbers(frame, column) for column in columns},
-        }
-    )
-    frames.refuse_twice(table, ("stage",))
-    return draw_table(table, DRAWINGS["computational_distance"])
+    return draw(frame, DRAWINGS["computational_distance"])

@@ -49,14 +49,15 @@ def read(frame, drawing):
     shown = [column for line in lines for column in (line.column, line.band) if column]
     shown = list(dict.fromkeys(column.removeprefix(_COMPLEMENT) for column in shown))
     needed = [*shown, *(column.removeprefix(_COMPLEMENT) for column in levels)]
-    frames.require_columns(frame, (*drawing.keys, *needed))
+    frames.require_columns(frame, (*drawing.texts, *drawing.keys, *needed))
     errors = [f"{column}_se" for column in shown if f"{column}_se" in frame.columns]
     table = frames.keyed_values(
         frame.assign(is_empty=frame[shown].isna().all(axis=1)),
         drawing.keys,
         dict.fromkeys([*needed, *errors]),
         optional_keys=("epoch",) if drawing.epochs else (),
-        carried=("is_empty", "name", "part"),
+        carried=("is_empty", "name", "part", "blocks"),
+        texts=drawing.texts,
     )
     frames.refuse_nothing(table, shown)
     for column in needed[len(shown) :]:

@@ -152,7 +152,7 @@ def _stage_text(table, stage):
     if len(counts) == 0:
         return name
     count = counts.iloc[0]
-    return f"{name}\n{count:g} block{'s' * (count != 1)}"
+    return f"{name}\n{count:g} block{'' if count == 1 else 's'}"
 
 
 def mark_stages(axes, stages):

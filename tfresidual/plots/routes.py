@@ -39,7 +39,6 @@ _PLACES = {
 }
 _GROUPS = ("borderline", "correct", "all")
 _METRICS = ("accuracy", "cross_entropy", "entropy")
-_INDICES = ("convergence_index", "recurrence_index", "divergence_index")
 _BASES = ("labels", "agreement")
 # Half the width of the column of dots of one split and basis; the columns are 1 apart.
 _SPREAD = 0.32
@@ -285,7 +284,8 @@ def convergence_indices(frame: Frame) -> Figure:
     Reference:
         IC figures 2b and 6a.
     """
-    table = frames.keyed_values(frame, (), _INDICES, texts=("stage", "basis"))
+    drawing = DRAWINGS["convergence_indices"]
+    table = read(frame, drawing)
     frames.refuse_others(table, "basis", _BASES)
     bases = [basis for basis in _BASES if basis in set(table["basis"])]
     splits = frames.order_splits(table["split"])
@@ -296,7 +296,6 @@ def convergence_indices(frame: Frame) -> Figure:
         column[split, basis] + shifts[stages.index(stage)]
         for split, basis, stage in table[["split", "basis", "stage"]].itertuples(index=False)
     ]
-    drawing = DRAWINGS["convergence_indices"]
     label = "index" if len(bases) > 1 or splits == [""] else f"index (basis: {bases[0]})"
     panels = tuple(dataclasses.replace(panel, label=label) for panel in drawing.panels)
     # The dots of agreement are open even if they are alone.
@@ -304,10 +303,10 @@ def convergence_indices(frame: Frame) -> Figure:
         table["basis"].map("basis: {}".format), [f"basis: {basis}" for basis in _BASES]
     )
     figure = draw_table(table, dataclasses.replace(drawing, panels=panels))
-    for axes, index in zip(figure.axes, _INDICES, strict=True):
+    for axes, panel in zip(figure.axes, panels, strict=True):
         style.clean_axes(axes, grid="y")
         axes.grid(False, axis="x")
-        style.index_axis(axes, table[index].to_numpy())
+        style.index_axis(axes, table[panel.lines[0].column].to_numpy())
         axes.set_xlim(-0.6, len(column) - 0.4)
         axes.tick_params(axis="x", length=0)
         if splits == [""]:

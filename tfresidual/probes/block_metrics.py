@@ -262,6 +262,8 @@ DECLARATION = Probe(
                 ),
                 "stage",
                 "",
+                keys=(),
+                texts=("stage",),
                 rows=(),
                 columns=("panel",),
             ),

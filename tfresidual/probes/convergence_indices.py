@@ -142,6 +142,8 @@ DECLARATION = Probe(
                 "",
                 colour="stage",
                 dash="basis",
+                keys=(),
+                texts=("stage", "basis"),
                 rows=(),
                 columns=("panel",),
             ),
