@@ -275,7 +275,7 @@ def test_wrong_arguments_are_refused(name, argument, values):
         ),
         ("convergence_curves", "repeat_last_block", {"readout": "stage < 3"}),
         ("repetition_metrics", "frame", {"block_metrics": "stage < 3"}),
-        ("repetition_metrics", "block_metrics frame", {"block_metrics": {"split": "train"}}),
+        ("repetition_metrics", "block_metrics frame", {"block_metrics": "split == 'test'"}),
         ("convergence_indices", "frame", {"frame": {"basis": "truth"}}),
         ("borderline", "frame", {"frame": {"group": "hard"}}),
         ("borderline", "frame", {"frame": {"images": 0}}),
