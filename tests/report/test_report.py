@@ -205,35 +205,42 @@ class TestPage:
         assert "@media print" in page_text
 
 
-class TestNumbersOfAFigure:
-    def test_range_and_places_of_the_test_images(self):
-        frame = block_frame(2, stages=2, splits=("train", "test"), gap=True)
-        frame["cosine_loss"] = [9.0, 9, 9, 9, 0.5, -0.25, np.nan, 0.0]
-        assert report.numbers_text(frame, "cosine_loss") == (
+@pytest.mark.parametrize(
+    ("frame", "column", "text"),
+    [
+        (
+            block_frame(2, stages=2, splits=("train", "test")).assign(
+                cosine_loss=[9.0, 9, 9, 9, 0.5, -0.25, np.nan, 0.0]
+            ),
+            "cosine_loss",
             "On the test images, cosine loss of 3 blocks in stages 1, 2: from "
-            f"{MINUS}0.2500 (stage 1, block 1) to 0.5000 (stage 1, block 0)."
-        )
-
-    def test_the_last_epoch(self):
-        frame = pd.DataFrame({"epoch": [0, 1], "stage": 1, "block": 0, "l2_ratio": [3.0, 1.5]})
-        assert report.numbers_text(frame, "l2_ratio") == (
+            f"{MINUS}0.2500 (stage 1, block 1) to 0.5000 (stage 1, block 0).",
+        ),
+        (
+            pd.DataFrame({"epoch": [0, 1], "stage": 1, "block": 0, "l2_ratio": [3.0, 1.5]}),
+            "l2_ratio",
             "l2 ratio in epoch 2 of 1 block in stage 1: from 1.500 (stage 1, block 0) to 1.500 "
-            "(stage 1, block 0)."
-        )
-
-    def test_a_log(self):
-        log = pd.DataFrame({"epoch": [0, 1, 2], "loss": [2.0, 1.0, 0.5]})
-        expected = "loss from 2.000 in epoch 1 to 0.5000 in epoch 3."
-        assert report.numbers_text(log, "loss") == expected
-
-    def test_sums_over_all_stages_are_no_stage(self):
-        frame = distance_frame(stages=2)
-        text = report.numbers_text(frame, "distance")
-        assert text == "distance of stages 1, 2: from 130.0 (stage 1) to 165.0 (stage 2)."
-
-    def test_nothing_finite(self):
-        frame = pd.DataFrame({"stage": [1, 2], "block": 0, "l2_ratio": [np.nan, np.inf]})
-        assert report.numbers_text(frame, "l2_ratio") is None
+            "(stage 1, block 0).",
+        ),
+        (
+            pd.DataFrame({"epoch": [0, 1, 2], "loss": [2.0, 1.0, 0.5]}),
+            "loss",
+            "loss from 2.000 in epoch 1 to 0.5000 in epoch 3.",
+        ),
+        (
+            distance_frame(stages=2),
+            "distance",
+            "distance of stages 1, 2: from 130.0 (stage 1) to 165.0 (stage 2).",
+        ),
+        (
+            pd.DataFrame({"stage": [1, 2], "block": 0, "l2_ratio": [np.nan, np.inf]}),
+            "l2_ratio",
+            None,
+        ),
+    ],
+)
+def test_numbers_of_a_figure(frame, column, text):
+    assert report.numbers_text(frame, column) == text
 
 
 class TestForm:
@@ -383,11 +390,6 @@ class TestTables:
     def test_two_columns_of_one_name(self):
         frame = pd.DataFrame([[1, 2]], columns=["a", "a"])
         assert tables.from_frame(frame).rows == [["1", "2"]]
-
-
-def test_public_names():
-    assert report.__all__ == ["Section", "axes_text", "numbers_text", "search_sections", "write"]
-    assert all(hasattr(report, name) for name in report.__all__)
 
 
 def test_the_template_names_no_address():

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from tfresidual.arguments import check_number
 from tfresidual.declarations import Line, Panel
 from tfresidual.plots import frames
 from tfresidual.plots.engine import DRAWINGS, draw, draw_table, read
@@ -110,6 +111,7 @@ def scaled_perturbation(frame: Frame, epsilon: float | None = None) -> Figure:
     Reference:
         PI figure 5.
     """
+    check_number("epsilon", epsilon, over=0, or_none=True)
     return draw(frame, DRAWINGS["scaled_perturbation"], epsilon=epsilon)
 
 
@@ -206,6 +208,7 @@ def lipschitz_bounds(frame: Frame, mu: float | None = None) -> Figure:
     Reference:
         IC sections 4.2 and E.1.
     """
+    check_number("mu", mu, over=0, or_none=True)
     return draw(frame, DRAWINGS["lipschitz_bounds"], mu=mu)
 
 

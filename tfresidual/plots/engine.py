@@ -10,7 +10,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap, Normalize
 from matplotlib.patches import Patch
 
-from tfresidual.arguments import check_number
 from tfresidual.declarations import PROBES
 from tfresidual.plots import frames, style
 from tfresidual.plots.places import GAP, Places, keys_of, stage_name
@@ -35,9 +34,7 @@ _COMPLEMENT = "1 - "
 
 
 def draw(frame, drawing, **arguments):
-    """Returns the figure of a frame; `arguments` are the heights of levels, over 0, or `None`."""
-    for name, height in arguments.items():
-        check_number(name, height, over=0, or_none=True)
+    """Returns the figure of a frame; `arguments` are the heights of levels, or `None`."""
     title = drawing.title + frames.branch_scale(frame)
     return draw_table(read(frame, drawing), drawing, title, arguments)
 

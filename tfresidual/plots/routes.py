@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import ArgumentError, check_choice, is_number
+from tfresidual.arguments import ArgumentError, check_choice, check_number, is_number
 from tfresidual.plots import frames, style
 from tfresidual.plots.engine import DRAWINGS, draw, draw_table, read
 
@@ -177,10 +177,9 @@ def repetition_metrics(frame: Frame, block_metrics: Frame | None = None) -> Figu
         II figure 20.
     """
     drawing = DRAWINGS["repetition_metrics"]
-    table = read(frame, drawing)
     if block_metrics is None:
         return draw(frame, drawing)
-    stages = set(table["stage"])
+    stages = set(read(frame, drawing)["stage"])
     table, lengths = _applied_blocks(block_metrics, frame, drawing, ("block_metrics", "frame"))
     table = table[table["stage"].isin(stages)]
     drawing = dataclasses.replace(drawing, over="applied", below="number of blocks applied")
@@ -249,6 +248,7 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
     Reference:
         IC sections 4.2 and E.2.
     """
+    check_number("mu", mu, over=0, or_none=True)
     drawing = DRAWINGS["fixed_point"]
     figure = draw(frame, drawing, mu=mu)
     if mu is None:

@@ -103,7 +103,9 @@ def _search_table(frame):
             "be true in the column `found` for one trial at most",
             said=f"the trials {found!r}",
         )
-    return table.reindex(columns=[*table.columns, *({_DEVIATION, _AS_BUILT} - {*optional})])
+    for column in {_DEVIATION, _AS_BUILT} - {*optional}:
+        table[column] = np.nan
+    return table
 
 
 def _truths(table, column):
