@@ -19,7 +19,6 @@ not a useful inductive bias for ResNets".
 
 from __future__ import annotations
 
-import itertools
 import numbers
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -92,8 +91,10 @@ def indices_of_runs(
     grid = np.reshape(figure.axes, (-1, len(_INDICES)))
     for axes, level in zip(grid[:, 0], table["level"].cat.categories, strict=True):
         style.axis_labels(axes, beside=textwrap.fill(level, 22) if level else "index")
-    for axes, index in itertools.zip_longest(grid.flat, _INDICES):
-        style.panel_title(axes, f"{index} index" if index else "")
+    for axes in grid.flat:
+        axes.set_title("")
+    for axes, index in zip(grid[0], _INDICES, strict=True):
+        style.panel_title(axes, f"{index} index")
     style.index_axis(grid[0, 0], table[list(_INDICES)].to_numpy())
     return figure
 
