@@ -132,6 +132,7 @@ class Drawing:
             column of numbers.
         below: the label of the horizontal axis.
         keys: the columns of whole numbers that distinguish the rows of a split.
+        texts: further such columns, of text.
         colour: the column whose values differ in colour.
         dash: the column whose values differ in line style; `""` for the style of each `Line`.
         marker: the column whose values differ in the markers of means.
@@ -152,6 +153,7 @@ class Drawing:
     over: str = "block"
     below: str = "block"
     keys: tuple[str, ...] = ("stage", "block")
+    texts: tuple[str, ...] = ()
     colour: str = "split"
     dash: str = ""
     marker: str = ""
@@ -164,6 +166,19 @@ class Drawing:
     epochs: Literal["", "panels", "colours"] = ""
     sparse: bool = False
     gap: str = "changes the shape"
+
+
+def over_blocks(
+    title: str,
+    label: str,
+    column: str,
+    scale: Literal["linear", "log", "wide", "signed", "share"] = "linear",
+    levels: tuple[Level, ...] = (),
+    sparse: bool = False,
+) -> Drawing:
+    """Returns the drawing of a column over the blocks, or over the epochs if there are several."""
+    panel = Panel(label, (Line(column),), scale, levels)
+    return Drawing(title, (panel,), dash="split", epochs="panels", sparse=sparse)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,8 +195,9 @@ class Figure:
         source: the paper and its figure, or `None`.
         frames: the names of the frames it is drawn from; if one is missing, there is no figure.
             Empty for the frame with the name of the figure.
-        drawing: how the first frame is drawn; `None` if a function of `tfresidual.plots` does it.
-        draw: that function, if not the one of its name.
+        drawing: how it is drawn; `None` if its function says so, or another figure of the function.
+        draw: the function of `tfresidual.plots` that draws it, if it is not the one of its name.
+            Without a function, the first frame is drawn.
         options: arguments of that function besides the frames.
         takes_epsilon: whether it is given the epsilon of the stopping rule.
         has_table: whether the first frame is shown as a table with the figure.

@@ -78,13 +78,10 @@ def distance_frame(blocks=3, stages=3, splits=None):
     _, place = progress(frame)
     frame["distance"] = 130.0 + 35 * (frame["stage"] - 1) + 9 * place
     frame["scaled_distance"] = 3.69 + 0.3 * (frame["stage"] - 1) + 0.1 * place
-    split = frame["split"] if splits else pd.Series(0, frame.index)
-    sums = frame.drop(columns=["stage", *(("split",) if splits else ())]).groupby(split).sum()
-    sums = sums.reset_index(names="split").assign(stage="all")
-    frame = pd.concat([frame, sums if splits else sums.drop(columns="split")], ignore_index=True)
-    for name in ("perturbation", "scaled_perturbation"):
-        frame[f"mean_{name}"] = frame[name.replace("perturbation", "distance")] / frame["blocks"]
-    return frame
+    columns = ["blocks", "distance", "scaled_distance"]
+    by = frame["split"] if splits else pd.Series("", frame.index, name="split")
+    sums = frame.groupby(by, sort=False)[columns].sum().reset_index().assign(stage="all")
+    return pd.concat([frame, sums[list(frame)]], ignore_index=True)
 
 
 def history_frame(epochs=40, metric="accuracy", drops=(0.5, 0.75), seed=0):
@@ -114,17 +111,12 @@ def final_error(frame):
     return 0.02 + 0.05 * place + 0.5 * (1 - time)
 
 
-def with_metrics(frame, error, distance, seed=0):
-    """A frame with the metrics of routes of these errors, with some noise on the others."""
-    rng = np.random.default_rng(seed)
+def with_metrics(frame, error, distance):
+    """A frame with this error and distance, and a cross-entropy that goes with them."""
     error = error.clip(0.0, 1.0)
-    return frame.assign(
-        error=error,
-        cross_entropy=0.02 + 2.3 * error + 0.001 * distance**2 + 0.02 * rng.random(len(frame)),
-        entropy=0.05 + 1.5 * error,
-        agreement=(1.0 - 0.95 * (error - 0.05).clip(0.0)).where(distance > 0, 1.0),
-        distance=distance,
-    )
+    noise = 0.02 * np.random.default_rng(0).random(len(frame))
+    loss = 0.02 + 2.3 * error + 0.001 * distance**2 + noise
+    return frame.assign(error=error, cross_entropy=loss, distance=distance)
 
 
 def readout_frame(blocks=3, stages=3, splits=None, epochs=None):
@@ -142,10 +134,8 @@ def drop_frame(blocks=3, stages=3, splits=None, epochs=None, gap=True):
     final = final_error(frame)
     noise = 0.01 * np.random.default_rng(1).random(len(frame))
     error = final + 0.5 * np.exp(-1.5 * frame["block"]) / frame["stage"] + noise
-    frame = with_metrics(frame, error, 1.0 / (1 + frame["block"]))
-    metrics = ["error", "cross_entropy", "entropy", "agreement", "distance"]
-    frame.loc[gap & (frame["stage"] > 1) & (frame["block"] == 0), metrics] = np.nan
-    return frame.assign(unperturbed_error=final)
+    is_gap = gap & (frame["stage"] > 1) & (frame["block"] == 0)
+    return frame.assign(error=error.mask(is_gap), unperturbed_error=final)
 
 
 def repeat_frame(repetitions=16, stages=3, splits=None, first_stage=1):
@@ -169,8 +159,7 @@ def shuffle_frame(stages=3, splits=None, draws=5):
     tau = 1 - 0.1 * frame["swaps"] * rng.uniform(0.5, 1.5, len(frame))
     final = final_error(frame)
     error = final + 0.4 * (1 - tau) / frame["stage"] * rng.uniform(0.8, 1.2, len(frame))
-    frame = with_metrics(frame, error, 2.0 * (1 - tau))
-    return frame.assign(kendall_tau=tau, unperturbed_error=final)
+    return frame.assign(kendall_tau=tau, error=error, unperturbed_error=final)
 
 
 def index_frame(stages=3, splits=None, bases=("labels", "agreement")):

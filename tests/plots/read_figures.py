@@ -31,7 +31,11 @@ def draws(figure, kind="png"):
 
 def lines_with(axes, gid):
     """The lines that mark something, by what they mark."""
-    return [line for line in axes.get_lines() if line.get_gid() == gid]
+    return named_items(axes.get_lines(), gid)
+
+
+def named_items(items, gid):
+    return [item for item in items if item.get_gid() == gid]
 
 
 def levels(axes, gid):

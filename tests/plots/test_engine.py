@@ -30,6 +30,7 @@ from tfresidual.plots.engine import draw_table
 
 SPLITS = ("train", "test")
 GAP = "changes the shape"
+LENS = ("cross_entropy", "entropy", "kl", "rank")
 
 
 def gaps(axes):
@@ -108,11 +109,8 @@ class TestMarks:
         assert not one.axes[0].collections
 
     def test_a_map_of_positions(self):
-        parts = [
-            make.state_frame(("effect",), splits=SPLITS, seed=p).assign(position=p)
-            for p in range(3)
-        ]
-        frame = pd.concat(parts).iloc[1:]
+        frame = make.keys(1, SPLITS, block=range(-1, 3), position=range(3)).iloc[1:]
+        frame["effect"] = np.random.default_rng(0).random(len(frame))
         figure = plots.patching(frame)
         *shown, scale = figure.axes
         for axes, split in zip(shown, SPLITS, strict=True):
@@ -129,9 +127,8 @@ class TestMarks:
     def test_a_line_per_epoch(self):
         frame = make.propagation_frame(splits=SPLITS, epochs=4)
         figure = plots.signal_propagation(frame)
-        for axes, column in zip(
-            panels(figure), ("state_norm", "state_gradient_norm", "shortcut_share"), strict=True
-        ):
+        columns = ("state_norm", "state_gradient_norm", "shortcut_share")
+        for axes, column in zip(panels(figure), columns, strict=True):
             for (epoch, split), rows in frame.groupby(["epoch", "split"]):
                 drawn = by_label(axes)[f"epoch {epoch + 1}, {split}, {column}"]
                 assert list(drawn.values()) == rows[column].tolist()
@@ -150,9 +147,8 @@ class TestPlaces:
         (line,) = metric_lines(axes)
         heights = dict(zip(*line.get_data(), strict=True))
         assert np.isnan(heights[3.5])
-        assert list(named(axes).values()) == [f"1.{i}" for i in range(4)] + [
-            f"2.{i}" for i in range(5)
-        ]
+        names = [f"{stage}.{i}" for stage in (1, 2) for i in range(3 + stage)]
+        assert list(named(axes).values()) == names
         assert axes.get_xlabel() == "block"
 
     def test_blocks_that_change_the_shape_are_hatched(self):
@@ -181,9 +177,9 @@ class TestPlaces:
         assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
 
     def test_states_without_a_value_have_no_place(self):
-        frame = make.state_frame(("cross_entropy", "entropy", "kl", "rank"), stages=3)
+        frame = make.state_frame(LENS, stages=3)
         is_gone = (frame["stage"] == 1) | ((frame["stage"] == 3) & (frame["block"] < 1))
-        frame.loc[is_gone, ["cross_entropy", "entropy", "kl", "rank"]] = np.nan
+        frame.loc[is_gone, [*LENS]] = np.nan
         above, *_, below = plots.lens(frame).axes
         expected = ["first", "2.0", "2.1", "2.2", "3.1", "3.2"]
         assert list(named(below).values()) == expected
@@ -214,7 +210,7 @@ class TestScales:
             assert ("(log scale)" in axes.get_ylabel()) == (scale != "linear")
 
     def test_zero_has_a_place_on_a_logarithmic_axis(self):
-        frame = make.state_frame(("cross_entropy", "entropy", "kl", "rank"), blocks=60)
+        frame = make.state_frame(LENS, blocks=60)
         frame["kl"] = np.r_[np.geomspace(5, 1e-4, 60), 0]
         axes = plots.lens(frame).axes[1]
         assert axes.get_yscale() == "symlog"
@@ -233,16 +229,13 @@ class TestScales:
         assert (form(0.925, None), form(0.15, None)) == ("92.5%", "15%")
         assert axes.get_ylim()[1] < 1.05
 
-    def test_shares_below_zero_have_a_zero_line(self):
+    def test_shares_below_zero_have_a_zero_line_and_norms_of_zero_a_gap(self):
         frame = make.propagation_frame()
         assert levels(plots.signal_propagation(frame).axes[2], "0") == []
-        frame.loc[2, "shortcut_share"] = -0.2
+        frame.loc[2, ["shortcut_share", "state_gradient_norm"]] = -0.2, 0.0
         assert levels(plots.signal_propagation(frame).axes[2], "0") == [0]
-
-    def test_a_panel_without_values(self):
-        frame = make.propagation_frame().assign(shortcut_share=np.nan)
-        frame.loc[2, "state_gradient_norm"] = 0.0
-        _, gradient, share = plots.signal_propagation(frame).axes
+        figure = plots.signal_propagation(frame.assign(shortcut_share=np.nan))
+        _, gradient, share = figure.axes
         assert 2 not in points(metric_lines(gradient)[0])
         assert "no values" in [text.get_text() for text in share.texts]
 

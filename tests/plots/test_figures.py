@@ -3,9 +3,9 @@
 Not covered: how a figure looks; that was judged by eye.
 """
 
-import ast
 import inspect
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -24,23 +24,32 @@ from refusals import refused
 from tfresidual import plots
 
 PACKAGE = pathlib.Path(__file__).parents[2] / "tfresidual"
-LENS = ("cross_entropy", "entropy", "kl", "rank")
-
-
-def made(function, *columns):
-    """A maker of the arguments of a figure of one frame, and the columns that it needs."""
-    return several({"frame": columns}, frame=function)
-
-
-def of_states(*columns):
-    def arguments(stages=1, blocks=3, splits=None, **_):
-        return {"frame": make.state_frame(columns, stages, blocks, splits)}
-
-    return arguments, {"frame": ("stage", "block", *columns)}
+PLACE, REPEATED = ("stage", "block"), ("stage", "repetition")
+RUN = ("coupling", "initialization")
+# The columns of each panel of the figures over the blocks, or states, of all stages in a row.
+IN_A_ROW = {
+    "cosine_loss": [["cosine_loss"]],
+    "readout_cosine_loss": [["readout_cosine_loss"]],
+    "l2_ratio": [["l2_ratio"]],
+    "gradient_norm": [["gradient_norm"]],
+    "perturbation": [["perturbation"]],
+    "scaled_perturbation": [["scaled_perturbation"]],
+    "readout": [["1 - error"]],
+    "drop_blocks": [["1 - error"]],
+    "first_order": [
+        ["loss_change", "first_order", "first_order_after"],
+        ["rank_correlation", "rank_correlation_after"],
+    ],
+    "line_element": [["length"], ["layer_part", "spatial_part"]],
+    "signal_propagation": [["state_norm"], ["state_gradient_norm"], ["shortcut_share"]],
+    "lipschitz_bounds": [["estimate", "certified"], ["divisor"]],
+    "lens": [["cross_entropy", "entropy"], ["kl"], ["rank"]],
+    "patching": [["effect"]],
+}
 
 
 def several(columns, **functions):
-    """The same for several frames by the name of the argument."""
+    """A maker of the arguments of a figure, and the columns that it needs of each of them."""
 
     def arguments(**settings):
         frames = {}
@@ -54,34 +63,36 @@ def several(columns, **functions):
     return arguments, columns
 
 
+def made(function, *columns):
+    return several({"frame": columns}, frame=function)
+
+
+def of_states(*columns):
+    def states(stages=1, blocks=3, splits=None):
+        return make.state_frame(columns, stages, blocks, splits)
+
+    return made(states, *PLACE, *columns)
+
+
+def in_a_row(name, function, *more):
+    columns = [column.removeprefix("1 - ") for panel in IN_A_ROW[name] for column in panel]
+    return made(function, *PLACE, *columns, *more)
+
+
 def of_networks(epochs=5, blocks=3, stages=3, splits=None, **_):
     norms = make.propagation_frame(blocks, stages, splits, network="ResNet-38")
     return {"histories": make.network_frame(epochs=epochs or 1), "propagation": norms}
 
 
-PLACE = ("stage", "block")
-REPEATED = ("stage", "repetition")
-RUN = ("coupling", "initialization")
 SEARCH = ("trial", "status", "stage", "blocks", "measured_blocks", "scaled_distance")
 SEARCH = (*SEARCH, "mean_scaled_perturbation", "meets_rule")
+INDICES = ("convergence_index", "recurrence_index", "divergence_index")
+BORDERLINE = ("along", "block", "group", "images", "cross_entropy", "entropy", "accuracy")
 POINTS = ("route", "input", "x1", "x2", "step", "z1", "z2")
-# For each figure, a maker of its arguments, and the columns that it needs of each of them.
 FIGURES = {
-    **{
-        name: made(make.block_frame, *PLACE, name)
-        for name in (
-            "cosine_loss",
-            "readout_cosine_loss",
-            "l2_ratio",
-            "gradient_norm",
-            "perturbation",
-            "scaled_perturbation",
-        )
-    },
+    **{name: in_a_row(name, make.block_frame) for name in list(IN_A_ROW)[:6]},
     "attribution": of_states("attribution"),
-    "borderline": made(
-        make.borderline_frame, "along", "block", "group", "images", *LENS[:2], "accuracy"
-    ),
+    "borderline": made(make.borderline_frame, *BORDERLINE),
     "computational_distance": made(make.distance_frame, "stage", "distance", "scaled_distance"),
     "convergence_curves": several(
         {
@@ -91,43 +102,25 @@ FIGURES = {
         readout=make.readout_frame,
         repeat_last_block=make.repeat_frame,
     ),
-    "convergence_indices": made(
-        make.index_frame,
-        "stage",
-        "basis",
-        "convergence_index",
-        "recurrence_index",
-        "divergence_index",
-    ),
+    "convergence_indices": made(make.index_frame, "stage", "basis", *INDICES),
     "depth_search": (lambda **_: {"frame": search_frame()}, {"frame": SEARCH}),
     "deviation_of_runs": made(make.run_frame, *RUN, "deviation"),
-    "drop_blocks": made(make.drop_frame, *PLACE, "error", "unperturbed_error"),
+    "drop_blocks": in_a_row("drop_blocks", make.drop_frame, "unperturbed_error"),
     "error_against_indices": made(make.run_frame, *RUN, "error", "convergence", "divergence"),
     "error_of_runs": made(make.run_frame, *RUN, "error"),
-    "first_order": made(
-        make.first_order_frame,
-        *PLACE,
-        "loss_change",
-        "first_order",
-        "first_order_after",
-        "rank_correlation",
-        "rank_correlation_after",
-    ),
+    "first_order": in_a_row("first_order", make.first_order_frame),
     "fixed_point": made(
         make.fixed_point_frame,
         *REPEATED,
-        "change",
-        "contraction",
-        "largest_contraction",
-        "distance",
+        *("change", "contraction", "largest_contraction", "distance"),
     ),
     "indices_of_runs": made(make.run_frame, *RUN, "convergence", "recurrence", "divergence"),
     "iterative_inference": made(
         make.inference_frame, *PLACE, "epoch", "cosine_loss", "l2_ratio", "readout_error"
     ),
-    "lens": of_states(*LENS),
-    "line_element": made(make.line_element_frame, *PLACE, "length", "layer_part", "spatial_part"),
-    "lipschitz_bounds": made(make.lipschitz_frame, *PLACE, "estimate", "certified", "divisor"),
+    "lens": of_states("cross_entropy", "entropy", "kl", "rank"),
+    "line_element": in_a_row("line_element", make.line_element_frame),
+    "lipschitz_bounds": in_a_row("lipschitz_bounds", make.lipschitz_frame),
     "network_curves": (
         of_networks,
         {
@@ -139,7 +132,7 @@ FIGURES = {
         make.run_frame, *RUN, "width", "raw_parameters", "effective_parameters", "error"
     ),
     "patching": of_states("effect"),
-    "readout": made(make.readout_frame, *PLACE, "error"),
+    "readout": in_a_row("readout", make.readout_frame),
     "repetition_metrics": several(
         {
             "frame": (*REPEATED, "cosine_loss", "l2_ratio"),
@@ -161,34 +154,21 @@ FIGURES = {
     "shuffle_blocks": made(
         make.shuffle_frame, "stage", "kendall_tau", "error", "unperturbed_error"
     ),
-    "signal_propagation": made(
-        make.propagation_frame, *PLACE, "state_norm", "state_gradient_norm", "shortcut_share"
-    ),
+    "signal_propagation": in_a_row("signal_propagation", make.propagation_frame),
     "training_curves": (
         lambda epochs=5, **_: {"history": make.history_frame(epochs or 1)},
         {"history": ("epoch", "loss")},
     ),
     "trajectories": (
-        lambda **_: three(),
-        {name: POINTS for name in ("readout", "dropped", "repeated")},
+        lambda **_: three(2),
+        dict.fromkeys(("readout", "dropped", "repeated"), POINTS),
     ),
     "weight_deviations": made(make.deviation_frame, *PLACE, "role", "parameters", "deviation"),
 }
 # Columns that say where a row belongs; all others hold numbers.
-KEYS = {
-    "stage",
-    "block",
-    "repetition",
-    "epoch",
-    "seed",
-    "split",
-    "route",
-    "input",
-    "step",
-    "network",
-}
+KEYS = {*PLACE, *REPEATED, *RUN, "epoch", "seed", "split", "route", "input", "step", "network"}
 KEYS |= {"role", "part", "along", "group", "basis", "swaps", "draw", "trial", "status", "found"}
-KEYS |= {"coupling", "initialization", "width", "images", "scale", "blocks", "meets_rule", "chance"}
+KEYS |= {"width", "images", "scale", "blocks", "meets_rule", "chance"}
 VARIANTS = {
     "one stage": {"stages": 1},
     "three stages": {"stages": 3, "splits": ("train", "test")},
@@ -275,6 +255,7 @@ def test_refusals_name_the_argument(name):
         ("fixed_point", "mu", [0, -1, np.nan, True, "1"]),
         ("lipschitz_bounds", "mu", [0, -1, np.nan, True, "1"]),
         ("depth_search", "epsilon", [0, -0.1, np.nan, np.inf, "0.1", None, True]),
+        ("trajectories", "solutions", [[[1, 1]], [1, 1], [[1, 1], [np.nan, 1]], "solutions"]),
     ],
 )
 def test_wrong_arguments_are_refused(name, argument, values):
@@ -283,26 +264,54 @@ def test_wrong_arguments_are_refused(name, argument, values):
             getattr(plots, name)(**FIGURES[name][0](), **{argument: value})
 
 
-# The columns of each panel of figures over the blocks or states of all stages in a row.
-IN_A_ROW = {
-    "cosine_loss": [["cosine_loss"]],
-    "readout_cosine_loss": [["readout_cosine_loss"]],
-    "l2_ratio": [["l2_ratio"]],
-    "gradient_norm": [["gradient_norm"]],
-    "perturbation": [["perturbation"]],
-    "scaled_perturbation": [["scaled_perturbation"]],
-    "readout": [["1 - error"]],
-    "drop_blocks": [["1 - error"]],
-    "first_order": [
-        ["loss_change", "first_order", "first_order_after"],
-        ["rank_correlation", "rank_correlation_after"],
+@pytest.mark.parametrize(
+    ("name", "complained", "changed"),
+    [
+        # Other rows, as a query, or other values in columns.
+        (
+            "route_errors",
+            "readout drop_blocks repeat_last_block",
+            {"drop_blocks": "split > 'test'"},
+        ),
+        ("convergence_curves", "repeat_last_block", {"readout": "stage < 3"}),
+        ("repetition_metrics", "frame", {"block_metrics": "stage < 3"}),
+        ("repetition_metrics", "block_metrics frame", {"block_metrics": "split == 'test'"}),
+        ("convergence_indices", "frame", {"frame": {"basis": "truth"}}),
+        ("borderline", "frame", {"frame": {"group": "hard"}}),
+        ("borderline", "frame", {"frame": {"images": 0}}),
+        ("borderline", "frame", {"frame": {"images": 0.5}}),
+        ("borderline", "frame", {"frame": {"entropy_before": 1.0}}),
+        ("borderline", "frame", {"frame": "along == 'repetitions'"}),
+        ("training_curves", "history", {"metrics": ["top_5"]}),
+        ("training_curves", "history", {"history": {"val_loss": np.nan}}),
+        ("trajectories", "dropped", {"dropped": "network != 'ResNet'"}),
+        ("trajectories", "repeated", {"repeated": "input == 0"}),
+        ("indices_of_runs", "frame", {"frame": {"coupling": lambda runs: 2 * runs["coupling"]}}),
+        ("indices_of_runs", "frame", {"frame": {"coupling": lambda runs: runs["coupling"] - 0.1}}),
+        ("indices_of_runs", "frame", {"frame": {"initialization": "zeros"}}),
+        ("indices_of_runs", "frame", {"hue": "depth"}),
+        ("error_against_indices", "frame", {"frame": {"convergence": np.nan}}),
+        ("parameter_efficiency", "frame", {"frame": {"effective_parameters": np.nan}}),
+        ("parameter_efficiency", "frame", {"frame": {"raw_parameters": 0}}),
+        ("shuffle_blocks", "frame", {"frame": {"unperturbed_error": np.nan}}),
+        ("drop_blocks", "frame", {"frame": {"unperturbed_error": np.nan}}),
+        ("depth_search", "frame", {"frame": {"found": [False] * 8 + [True] * 4}}),
+        ("depth_search", "frame", {"frame": {"status": "paused"}}),
+        ("depth_search", "frame", {"frame": {"status": np.nan}}),
+        ("depth_search", "frame", {"frame": {"status": pd.array([pd.NA] * 12, "string")}}),
+        ("depth_search", "frame", {"frame": {"meets_rule": "maybe"}}),
+        ("depth_search", "frame", {"frame": {"blocks": 2.5}}),
     ],
-    "line_element": [["length"], ["layer_part", "spatial_part"]],
-    "signal_propagation": [["state_norm"], ["state_gradient_norm"], ["shortcut_share"]],
-    "lipschitz_bounds": [["estimate", "certified"], ["divisor"]],
-    "lens": [["cross_entropy", "entropy"], ["kl"], ["rank"]],
-    "patching": [["effect"]],
-}
+)
+def test_wrong_frames_are_refused(name, complained, changed):
+    arguments = FIGURES[name][0](splits=("test", "train"))
+    for key, change in changed.items():
+        if isinstance(change, dict):
+            arguments[key] = arguments[key].assign(**change)
+        else:
+            arguments[key] = arguments[key].query(change) if key in arguments else change
+    with refused(*complained.split()):
+        getattr(plots, name)(**arguments)
 
 
 @pytest.mark.parametrize("blocks", [1, 5, 18])
@@ -380,20 +389,13 @@ def test_names_are_shown_as_they_are(name):
     assert not any(text.get_parse_math() for text in texts if "$x" in text.get_text())
 
 
-@pytest.mark.parametrize("folder", ["plots", "report"])
-def test_no_import_of_tensorflow_keras_or_pyplot(folder):
-    files = sorted((PACKAGE / folder).glob("*.py"))
-    assert files
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            for name in names:
-                assert name.split(".")[0] not in ("tensorflow", "keras", "keras_tuner"), file
-                assert "pyplot" not in name, file
+def test_no_import_of_tensorflow_keras_or_pyplot():
+    for folder in ("plots", "report"):
+        texts = [file.read_text("utf-8") for file in (PACKAGE / folder).glob("*.py")]
+        found = re.findall(r"^\s*(?:from|import) ([\w.]+)", "\n".join(texts), re.M)
+        assert "numpy" in found
+        assert not {name.split(".")[0] for name in found} & {"tensorflow", "keras", "keras_tuner"}
+        assert "pyplot" not in " ".join(found)
 
 
 def test_pyplot_is_never_loaded():

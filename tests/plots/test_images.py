@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from matplotlib.font_manager import findfont, get_font
+from refusals import refused
 
 from tfresidual import plots
 from tfresidual.plots import style
@@ -25,21 +26,15 @@ def test_each_image_with_its_caption():
     expected = (PICTURES - PICTURES.min()) / (PICTURES.max() - PICTURES.min())
     np.testing.assert_allclose(drawn, expected, atol=1e-6)
 
-
-def test_marks_have_glyphs():
     # What the font lacks is drawn as an empty box.
     font = get_font(findfont("DejaVu Sans"))
     assert all(font.get_char_index(ord(mark)) for mark in (style.RIGHT, style.WRONG))
 
 
-def test_captions_without_a_verdict_have_no_mark():
-    figure = plots.images(PICTURES[:2], ["a", 3])
-    assert [axes.get_title() for axes in figure.axes if axes.images] == ["a", "3"]
-
-
-def test_one_grey_image():
-    figure = plots.images(np.zeros((1, 4, 4, 1)), ["zero"])
-    assert figure.axes[0].images[0].get_array().shape == (4, 4)
+def test_grey_images_without_a_verdict():
+    (axes, _) = plots.images(np.zeros((2, 4, 4, 1)), ["zero", 3]).axes
+    assert axes.images[0].get_array().shape == (4, 4)
+    assert axes.get_title() == "zero"
 
 
 @pytest.mark.parametrize(
@@ -59,5 +54,5 @@ def test_one_grey_image():
     ],
 )
 def test_refused(pictures, captions, right, name):
-    with pytest.raises(ValueError, match=f"`{name}`.*Received: "):
+    with refused(name):
         plots.images(pictures, captions, right)

@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 from plots import make_frames as make
 from plots.read_figures import by_label, legend_texts, levels, lines_with, metric_lines, named
-from refusals import refused
 
 from tfresidual import plots
 
 SPLITS = ("test", "train")
+METRICS = ("accuracy", "cross_entropy", "entropy")
+GROUPS = ("borderline", "correct", "all")
 STAGES = ["stage 1", "stage 2", "stage 3"]
 INDICES = ("convergence_index", "recurrence_index", "divergence_index")
 
@@ -29,6 +30,10 @@ def course(rows, place, height, label):
     """What a line of rows shows, in the form of `by_label`."""
     found = dict(zip(rows[place], rows[height], strict=True))
     return {label: {x: y for x, y in found.items() if np.isfinite(y)}}
+
+
+def name_of(stage):
+    return stage if stage == "mean" else f"stage {stage}"
 
 
 class TestRouteErrors:
@@ -74,11 +79,6 @@ class TestRouteErrors:
         readout, dropped, repeated = (frame.assign(error=0.0) for frame in three())
         figure = plots.route_errors(readout, dropped.assign(unperturbed_error=0.0), repeated)
         assert figure.axes[0].get_ylim() == (0, 1)
-
-    def test_frames_of_other_splits_are_refused(self):
-        readout, dropped, repeated = three(splits=SPLITS)
-        with refused("readout", "drop_blocks", "repeat_last_block"):
-            plots.route_errors(readout, dropped[dropped["split"] == "train"], repeated)
 
 
 def frame_error(frame, split):
@@ -139,10 +139,6 @@ class TestConvergenceCurves:
         marks = {line.get_color(): line.get_xdata()[0] for line in lines_with(axes, "length")}
         assert marks == {colours[0]: 5, colours[1]: 3, colours[2]: 3}
 
-    def test_a_stage_without_blocks_is_refused(self):
-        with refused("repeat_last_block"):
-            plots.convergence_curves(make.readout_frame(5).query("stage < 3"), make.repeat_frame())
-
 
 class TestRepetitionMetrics:
     @pytest.mark.parametrize("blocks", [None, 1, 5, 18])
@@ -176,12 +172,6 @@ class TestRepetitionMetrics:
         )
         below = "repetition of the last block (0: as trained)"
         assert figure.get_supxlabel() == (below if blocks is None else "number of blocks applied")
-
-    def test_trained_blocks_are_refused(self):
-        with refused("frame"):
-            plots.repetition_metrics(make.repeat_frame(), make.block_frame(5).query("stage < 3"))
-        with refused("block_metrics", "frame"):
-            plots.repetition_metrics(make.repeat_frame(), make.block_frame(5, splits=SPLITS))
 
 
 @pytest.mark.parametrize("name", ["convergence_curves", "route_errors", "repetition_metrics"])
@@ -240,15 +230,9 @@ class TestConvergenceIndices:
                 for y in line.get_ydata()
                 if np.isfinite(y)
             ]
-            expected = [
-                (
-                    stage if stage == "mean" else f"stage {stage}",
-                    basis == "labels",
-                    value,
-                )
-                for stage, basis, value in frame[["stage", "basis", index]].itertuples(index=False)
-                if np.isfinite(value)
-            ]
+            rows = frame[np.isfinite(frame[index])].assign(stage=frame["stage"].map(name_of))
+            rows["basis"] = rows["basis"] == "labels"
+            expected = rows[["stage", "basis", index]].itertuples(index=False, name=None)
             assert sorted(drawn) == sorted(expected)
             places = np.sort(np.concatenate([line.get_xdata() for line in metric_lines(axes)]))
             assert np.diff(places).min() > 0.2
@@ -272,21 +256,14 @@ class TestConvergenceIndices:
         assert named(plain) == {0: "labels", 1: "agreement"}
         assert plain.get_ylabel() == "index"
 
-    def test_another_basis_is_refused(self):
-        with refused("frame"):
-            plots.convergence_indices(make.index_frame().assign(basis="truth"))
-
 
 class TestBorderline:
-    METRICS = ("accuracy", "cross_entropy", "entropy")
-    GROUPS = ("borderline", "correct", "all")
-
     @pytest.mark.parametrize("along", ["blocks", "repetitions"])
     def test_a_line_per_group_and_split(self, along):
         frame = make.borderline_frame(splits=SPLITS)
         figure = plots.borderline(frame.sample(frac=1.0, random_state=1), along=along)
         chosen = frame[frame["along"] == along]
-        for axes, metric in zip(figure.axes, self.METRICS, strict=True):
+        for axes, metric in zip(figure.axes, METRICS, strict=True):
             expected = {}
             for (group, split), rows in chosen.groupby(["group", "split"]):
                 expected |= course(rows, "block", metric, f"{group}, {split}, {metric}")
@@ -295,7 +272,7 @@ class TestBorderline:
         counts = {"borderline": "310", "correct": "9,000", "all": "10,000"}
         assert legend_texts(figure) == [
             f"{group}, {split} ({counts[group]} images)"
-            for group in self.GROUPS
+            for group in GROUPS
             for split in ("train", "test")
         ]
 
@@ -308,8 +285,8 @@ class TestBorderline:
         )
         frame.loc[(frame["group"] == "correct") & (frame["block"] == 14), "images"] = 8000
         figure = plots.borderline(frame)
-        for axes, metric in zip(figure.axes, self.METRICS, strict=True):
-            for line, group in zip(metric_lines(axes), self.GROUPS, strict=True):
+        for axes, metric in zip(figure.axes, METRICS, strict=True):
+            for line, group in zip(metric_lines(axes), GROUPS, strict=True):
                 rows = frame[(frame["along"] == "blocks") & (frame["group"] == group)]
                 places, heights = (np.reshape(values, (-1, 3)) for values in line.get_data())
                 expected = np.stack([rows["block"] - 1, rows["block"]], axis=1)
@@ -329,13 +306,3 @@ class TestBorderline:
         assert list(by_label(figure.axes[0])) == ["correct, accuracy", "all, accuracy"]
         assert legend_texts(figure)[0] == "borderline (0 images)"
         assert [text.get_text() for text in figure.axes[2].texts] == ["no values"]
-
-    def test_refused(self):
-        frame = make.borderline_frame()
-        for wrong in (frame.assign(group="hard"), frame.assign(images=0)):
-            with refused("frame"):
-                plots.borderline(wrong)
-        with refused("frame"):
-            plots.borderline(frame.query("along == 'blocks'"), along="repetitions")
-        with refused("frame"):
-            plots.borderline(frame.assign(entropy_before=1.0))

@@ -216,34 +216,18 @@ class TestScatters:
         assert legend_texts(figure) == [*NAMES, "effective = raw"]
         varied = plots.parameter_efficiency(varied_frame(widths=(16, 32)), dash="variation")
         assert legend_texts(varied)[5:7] == ["standard", "gamma = 0.1"]
-        with refused("frame"):
-            plots.parameter_efficiency(frame.assign(raw_parameters=0))
 
 
 @pytest.mark.parametrize(
-    "name", ["indices_of_runs", "error_of_runs", "error_against_indices", "deviation_of_runs"]
+    ("column", "value"),
+    [("lipschitz", 0.95), ("kernel", "triangular"), ("dataset", "MNIST"), ("width", 16)],
 )
-class TestRefused:
-    @pytest.mark.parametrize(
-        "changed",
-        [{"coupling": 2}, {"initialization": "zeros"}],
-    )
-    def test_values(self, name, changed):
-        with refused("frame"):
-            getattr(plots, name)(run_frame(widths=(8,)).assign(**changed))
-        with refused("frame"):
-            getattr(plots, name)(run_frame(widths=(8,)), hue="depth")
-
-    @pytest.mark.parametrize(
-        ("column", "value"),
-        [("lipschitz", 0.95), ("kernel", "triangular"), ("dataset", "MNIST"), ("width", 16)],
-    )
-    def test_different_networks_in_one_mean(self, name, column, value):
-        frame = run_frame(widths=(8,)).assign(dataset="CIFAR-10")
-        other = frame.assign(**{column: value}, seed=frame["seed"] + 9)
-        with refused("frame") as caught:
-            getattr(plots, name)(pd.concat([frame, other]), hue=None)
-        assert f"mix networks with different `{column}`" in str(caught.value)
+def test_different_networks_in_one_mean_are_refused(column, value):
+    frame = run_frame(widths=(8,)).assign(dataset="CIFAR-10")
+    other = frame.assign(**{column: value}, seed=frame["seed"] + 9)
+    with refused("frame") as caught:
+        plots.deviation_of_runs(pd.concat([frame, other]), hue=None)
+    assert f"mix networks with different `{column}`" in str(caught.value)
 
 
 class TestWeightDeviations:

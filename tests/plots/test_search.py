@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
-from plots.read_figures import draws, legend_texts, lines_with, metric_lines, points
-from refusals import refused
+from plots.read_figures import draws, legend_texts, lines_with, metric_lines, named_items, points
 
 from tfresidual import plots
 
@@ -38,60 +37,28 @@ def search_frame(depths=DEPTHS, epsilon=0.1, statuses=None, found=None, distance
                     "stage": stage,
                     "blocks": blocks,
                     "measured_blocks": measured if status == "completed" else pd.NA,
-                    "distance": 30 * scaled,
                     "scaled_distance": 0.0 if status == "completed" and not measured else scaled,
-                    "mean_perturbation": 30 * scaled / measured if known else np.nan,
                     "mean_scaled_perturbation": scaled / measured if known else np.nan,
                     "scaled_distance_deviation": 0.05 * scaled,
-                    "depth_asked_for": int(np.ceil(scaled / epsilon)) if known else pd.NA,
                     "meets_rule": bool(scaled / measured <= epsilon) if known else pd.NA,
                     "found": trial == found,
-                    "width": 16,
-                    "seconds": 1.5,
-                    "error": "out of memory" if status == "failed" else "",
                 }
             )
-    types = {"measured_blocks": "Int64", "depth_asked_for": "Int64", "meets_rule": "boolean"}
-    return pd.DataFrame(rows).astype(types)
+    return pd.DataFrame(rows).astype({"measured_blocks": "Int64", "meets_rule": "boolean"})
 
 
 def dots(axes, *states):
     """The dots of these states, as a sorted list of (place, height)."""
-    return sorted(
-        (float(x), float(y))
-        for state in states
-        for line in lines_with(axes, state)
-        for x, y in zip(*line.get_data(), strict=True)
-    )
+    lines = [line for state in states for line in lines_with(axes, state)]
+    return sorted((float(x), float(y)) for line in lines for x, y in line.get_xydata())
 
 
 def pairs(rows, *columns):
     return sorted(rows[list(columns)].astype(float).itertuples(index=False, name=None))
 
 
-def trials_and_depths(axes, state):
-    return sorted((round(x), y) for x, y in dots(axes, state))
-
-
 def is_hollow(line):
     return to_rgb(line.get_markerfacecolor()) == (1.0, 1.0, 1.0)
-
-
-def test_what_the_networks_give_as_built():
-    """A line for each stage, where the frame has it."""
-    frame = search_frame()
-    assert not [a for a in plots.depth_search(frame).axes if lines_with(a, "as built")]
-    built = 1.3 * frame["mean_scaled_perturbation"].where(frame["trial"] != 1)
-    figure = plots.depth_search(frame.assign(mean_scaled_perturbation_as_built=built))
-    distance, mean, way = figure.axes
-    assert not lines_with(distance, "as built") + lines_with(way, "as built")
-    assert len(lines_with(mean, "as built")) == 2
-    known = frame.assign(built=built)[frame["trial"] != 1]
-    # Depths that were tried twice have the mean of both.
-    known = known.groupby(["stage", "measured_blocks"], as_index=False)["built"].mean()
-    expected = pairs(known, "measured_blocks", "built")
-    np.testing.assert_allclose(dots(mean, "as built"), expected)
-    assert "as built" in legend_texts(figure)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +80,10 @@ class TestOverBlocks:
     def test_stages_have_looks(self, panel, column):
         axes = plots.depth_search(search_frame([(3, 4, 5, 6, 7), (50, 51, 52, 53, 54)])).axes[panel]
         lines = lines_with(axes, "does not")
-        assert len({(line.get_color(), line.get_marker()) for line in lines}) == 5
         assert len({line.get_color() for line in lines}) == 5
-        assert [line.get_color() for line in metric_lines(axes)] == [
-            line.get_color() for line in lines
-        ]
+        assert len({line.get_marker() for line in lines}) == 5
+        colours = [line.get_color() for line in metric_lines(axes)]
+        assert colours == [line.get_color() for line in lines]
 
     def test_lines_go_through_the_means_of_equal_depths(self, panel, column):
         frame = search_frame([(12, 13)] * 4 + [(50, 40)] * 3 + [(20, 13)])
@@ -141,7 +107,7 @@ class TestOverBlocks:
         (text,) = axes.texts
         assert text.get_text() == ("ε L" if panel == 0 else "ε")
         assert text.xy == pytest.approx((high, heights[-1]))
-        (shade,) = [shade for shade in axes.collections if shade.get_gid() == "meets the rule"]
+        (shade,) = named_items(axes.collections, "meets the rule")
         edge = shade.get_paths()[0].vertices[:, 1]
         assert edge.max() == pytest.approx(max(heights))
         assert edge.min() == pytest.approx(axes.get_ylim()[0])
@@ -158,39 +124,46 @@ class TestOverBlocks:
 
     def test_a_stage_without_measured_blocks_has_no_dot(self, panel, column):
         frame = search_frame([(1, 1), (50, 50)])
-        axes = plots.depth_search(frame).axes[panel]
+        figure = plots.depth_search(frame)
         measured = frame[frame["measured_blocks"] > 0]
         assert len(measured) == 3
-        assert dots(axes, *VERDICTS, "not measured") == pairs(measured, "measured_blocks", column)
+        drawn = dots(figure.axes[panel], *VERDICTS, "not measured")
+        assert drawn == pairs(measured, "measured_blocks", column)
+        assert [(round(x), y) for x, y in dots(figure.axes[2], "not measured")] == [(1, 1)]
+        assert "not measured" in legend_texts(figure)
 
 
-class TestDeviations:
-    def test_bars_in_the_panel_of_distances_only(self):
-        frame = search_frame(statuses={2: "failed"})
-        frame.loc[0, "scaled_distance_deviation"] = np.nan
-        figure = plots.depth_search(frame)
-        bars = [bars for bars in figure.axes[0].collections if bars.get_gid() == "deviation"]
-        drawn = sorted(
-            (float(low[0]), float(low[1]), float(high[1]))
-            for of_stage in bars
-            for low, high in of_stage.get_segments()
-        )
-        rows = frame.dropna(subset="scaled_distance_deviation")
-        ends = {
-            "low": rows["scaled_distance"] - rows["scaled_distance_deviation"],
-            "high": rows["scaled_distance"] + rows["scaled_distance_deviation"],
-        }
-        expected = pairs(rows.assign(**ends), "measured_blocks", "low", "high")
-        assert len(drawn) == 9
-        assert np.array(drawn) == pytest.approx(np.array(expected))
-        for axes in figure.axes[1:]:
-            assert "deviation" not in [item.get_gid() for item in axes.collections]
+def test_what_the_networks_give_as_built():
+    frame = search_frame()
+    assert not [a for a in plots.depth_search(frame).axes if lines_with(a, "as built")]
+    built = 1.3 * frame["mean_scaled_perturbation"].where(frame["trial"] != 1)
+    figure = plots.depth_search(frame.assign(mean_scaled_perturbation_as_built=built))
+    assert [len(lines_with(axes, "as built")) for axes in figure.axes] == [0, 2, 0]
+    known = frame.assign(built=built)[frame["trial"] != 1]
+    # Depths that were tried twice have the mean of both.
+    known = known.groupby(["stage", "measured_blocks"], as_index=False)["built"].mean()
+    expected = pairs(known, "measured_blocks", "built")
+    np.testing.assert_allclose(dots(figure.axes[1], "as built"), expected)
+    assert "as built" in legend_texts(figure)
 
-    def test_without_them(self):
-        without = search_frame().drop(columns="scaled_distance_deviation")
-        for frame in (without, without.assign(scaled_distance_deviation=np.nan)):
-            axes = plots.depth_search(frame).axes[0]
-            assert "deviation" not in [item.get_gid() for item in axes.collections]
+
+def test_deviations_are_bars_in_the_panel_of_distances():
+    frame = search_frame(statuses={2: "failed"})
+    frame.loc[0, "scaled_distance_deviation"] = np.nan
+    of_stages, *others = (
+        named_items(axes.collections, "deviation") for axes in plots.depth_search(frame).axes
+    )
+    segments = [ends for bars in of_stages for ends in bars.get_segments()]
+    drawn = sorted((float(low[0]), float(low[1]), float(high[1])) for low, high in segments)
+    rows = frame.dropna(subset="scaled_distance_deviation")
+    rows["low"] = rows["scaled_distance"] - rows["scaled_distance_deviation"]
+    rows["high"] = rows["scaled_distance"] + rows["scaled_distance_deviation"]
+    assert len(drawn) == 9
+    np.testing.assert_allclose(drawn, pairs(rows, "measured_blocks", "low", "high"))
+    assert others == [[], []]
+    without = frame.drop(columns="scaled_distance_deviation")
+    for frame in (without, without.assign(scaled_distance_deviation=np.nan)):
+        assert not named_items(plots.depth_search(frame).axes[0].collections, "deviation")
 
 
 class TestWay:
@@ -203,30 +176,20 @@ class TestWay:
             rows = frame[frame["stage"] == stage]
             assert [round(x) for x in line.get_xdata()] == rows["number"].tolist()
             assert list(line.get_ydata()) == rows["blocks"].tolist()
-        completed = frame["status"] == "completed"
-        chosen = {
-            "meets the rule": completed & (frame["meets_rule"] == True),  # noqa: E712
-            "does not": completed & (frame["meets_rule"] == False),  # noqa: E712
-            "failed": frame["status"] == "failed",
-            "running": frame["status"] == "running",
-        }
-        for state, rows in chosen.items():
-            assert trials_and_depths(axes, state) == pairs(frame[rows], "number", "blocks")
-        assert all(is_hollow(line) for line in lines_with(axes, "does not"))
-        assert not any(is_hollow(line) for line in lines_with(axes, "meets the rule"))
+        verdicts = frame["meets_rule"].map({True: VERDICTS[0], False: VERDICTS[1]})
+        states = verdicts.where(frame["status"] == "completed", frame["status"])
+        looks = {}
+        for state, rows in frame.groupby(states):
+            drawn = sorted((round(x), y) for x, y in dots(axes, state))
+            assert drawn == pairs(rows, "number", "blocks")
+            looks[state] = {is_hollow(line) for line in lines_with(axes, state)}
+        assert (looks["does not"], looks["meets the rule"]) == ({True}, {False})
         assert {line.get_marker() for line in lines_with(axes, "failed")} == {"x"}
         assert {line.get_marker() for line in lines_with(axes, "running")} == {"D"}
         assert {line.get_markerfacecolor() for line in lines_with(axes, "running")} == {"none"}
         assert axes.get_xlabel() == "trial"
-        assert legend_texts(figure) == [
-            "stage 1",
-            "stage 2",
-            "meets the rule",
-            "does not",
-            "failed",
-            "running",
-            "rule, ε = 0.1",
-        ]
+        states = [*VERDICTS, "failed", "running"]
+        assert legend_texts(figure) == ["stage 1", "stage 2", *states, "rule, ε = 0.1"]
 
     @pytest.mark.parametrize("stages", [1, 2, 5])
     def test_equally_deep_stages_do_not_hide_each_other(self, stages):
@@ -238,23 +201,14 @@ class TestWay:
 
     def test_the_found_trial_has_a_band(self):
         axes = plots.depth_search(search_frame(found=3)).axes[2]
-        (band,) = [patch for patch in axes.patches if patch.get_gid() == "found"]
+        (band,) = named_items(axes.patches, "found")
         assert band.get_x() + band.get_width() / 2 == pytest.approx(4)
         assert 0.5 < band.get_width() < 1
         (text,) = axes.texts
         assert (text.get_text(), text.get_position()[0]) == ("found", 4)
-
-    def test_nothing_found(self):
         for frame in (search_frame(), search_frame().drop(columns="found")):
             axes = plots.depth_search(frame).axes[2]
-            assert list(axes.patches) == []
-            assert list(axes.texts) == []
-
-    def test_what_is_not_measured(self):
-        frame = search_frame([(1, 1), (50, 50)])
-        figure = plots.depth_search(frame)
-        assert trials_and_depths(figure.axes[2], "not measured") == [(1, 1)]
-        assert "not measured" in legend_texts(figure)
+            assert [*axes.patches, *axes.texts] == []
 
 
 class TestScales:
@@ -300,41 +254,13 @@ class TestScales:
             assert not any(box.overlaps(other) for other in boxes[place + 1 :])
 
 
-def test_a_frame_from_a_file():
+def test_frames_from_files_and_of_objects():
     frame = search_frame(statuses={2: "failed"}, found=5)
-    figures = []
-    for found in (frame, pd.read_csv(io.StringIO(frame.to_csv(index=False)))):
-        figures.append(plots.depth_search(found))
-    for own, read in zip(*(figure.axes for figure in figures), strict=True):
-        for state in (*VERDICTS, "failed"):
-            assert np.array(dots(own, state)) == pytest.approx(np.array(dots(read, state)))
-        assert len(own.patches) == len(read.patches)
-    assert legend_texts(figures[0]) == legend_texts(figures[1])
-
-
-def test_columns_of_objects():
-    frame = search_frame(statuses={2: "failed"}, found=5)
-    figure = plots.depth_search(frame.astype(object))
-    assert legend_texts(figure) == legend_texts(plots.depth_search(frame))
-
-
-def test_columns_that_are_not_drawn_may_be_missing():
-    others = ["distance", "mean_perturbation", "depth_asked_for", "width", "seconds", "error"]
-    plots.depth_search(search_frame().drop(columns=others))
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "must"),
-    [
-        ("found", [False] * 8 + [True] * 4, "one trial"),
-        ("status", "paused", "'completed', 'failed' or 'running'"),
-        ("status", np.nan, "`status`"),
-        ("status", pd.array([pd.NA] * 12, dtype="string"), "`status`"),
-        ("meets_rule", "maybe", "True, False or nothing"),
-        ("blocks", 2.5, "whole numbers"),
-    ],
-)
-def test_values_that_are_refused(column, value, must):
-    with refused("frame") as caught:
-        plots.depth_search(search_frame().assign(**{column: value}))
-    assert must in str(caught.value)
+    figure = plots.depth_search(frame)
+    for other in (pd.read_csv(io.StringIO(frame.to_csv(index=False))), frame.astype(object)):
+        again = plots.depth_search(other)
+        for own, read in zip(figure.axes, again.axes, strict=True):
+            for state in (*VERDICTS, "failed"):
+                assert np.array(dots(own, state)) == pytest.approx(np.array(dots(read, state)))
+            assert len(own.patches) == len(read.patches)
+        assert legend_texts(figure) == legend_texts(again)

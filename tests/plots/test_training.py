@@ -70,12 +70,6 @@ class TestTrainingCurves:
         assert [axes.get_ylabel() for axes in figure.axes] == shown
         assert best in legend_texts(figure)[-1]
 
-    def test_refused(self):
-        with refused("history"):
-            plots.training_curves(make.history_frame(5), metrics=["top_5"])
-        with refused("history"):
-            plots.training_curves(make.history_frame(5).assign(val_loss=np.nan))
-
 
 class TestNetworkCurves:
     def norms(self, blocks=(18, 6, 18), **settings):

@@ -63,10 +63,6 @@ def test_every_figure_has_every_network(compared):
         assert all(name in shown for name in ("deep", "wide", "shallow")), (title, shown)
         assert section.caution is None
         assert section.images == "40 test images of Digitclutter, 3 digits"
-
-
-@pytest.mark.system
-def test_panels_of_networks_have_the_same_limits(compared):
     axes = compared["The cosine over training"].figure.axes[:9]
     assert len({panel.get_ylim() for panel in axes}) == 1
     assert len({panel.get_xlim() for panel in axes}) == 1
@@ -79,8 +75,9 @@ def test_a_network_has_one_colour_on_the_page(compared):
         for axes in section.figure.axes:
             for line in axes.get_lines():
                 colours.setdefault(line.get_label().split(",")[0], set()).add(line.get_color())
-    assert [len(colours[name]) for name in ("deep", "wide", "shallow")] == [1, 1, 1]
-    assert len(set.union(*(colours[name] for name in ("deep", "wide", "shallow")))) == 3
+    found = [colours[name] for name in ("deep", "wide", "shallow")]
+    assert [len(one) for one in found] == [1, 1, 1]
+    assert len(set.union(*found)) == 3
 
 
 def test_equal_networks_do_not_differ(compared):
@@ -133,16 +130,15 @@ def test_a_sentence_on_the_largest_difference_and_the_numbers_of_each_network():
 
 
 def test_other_images_are_said():
-    networks = {"a": network("readout"), "b": network("readout", on="20 test images of MNIST")}
-    for section in comparison_sections(networks, 0.1):
+    on = "20 test images of MNIST"
+    for section in comparison_sections(
+        {"a": network("readout"), "b": network("readout", on=on)}, 1
+    ):
         assert section.caution == (
             "Not the same images: 40 test images of Digitclutter, 3 digits (a); 20 test images of "
             "MNIST (b)."
         )
         assert section.images is None
-
-
-def test_images_that_are_not_recorded_are_said():
     networks = {"a": network("readout"), "b": network("readout", on=None)}
     cautions = {section.caution for section in comparison_sections(networks, 0.1)}
     assert cautions == {"What b was measured on is not recorded."}

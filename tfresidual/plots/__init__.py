@@ -5,14 +5,17 @@ no list of open figures. Save a figure with `figure.savefig("name.png", dpi=160)
 """
 
 from tfresidual.plots.blocks import (
+    attribution,
     computational_distance,
     cosine_loss,
     drop_blocks,
     first_order,
     gradient_norm,
     l2_ratio,
+    lens,
     line_element,
     lipschitz_bounds,
+    patching,
     perturbation,
     readout,
     readout_cosine_loss,
@@ -38,7 +41,6 @@ from tfresidual.plots.runs import (
     parameter_efficiency,
 )
 from tfresidual.plots.search import depth_search
-from tfresidual.plots.states import attribution, lens, patching
 from tfresidual.plots.training import iterative_inference, network_curves, training_curves
 from tfresidual.plots.trajectories import trajectories
 

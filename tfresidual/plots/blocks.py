@@ -1,12 +1,13 @@
-"""Figures of the blocks.
+"""Figures of the blocks, and of the states before and after them.
 
 Each function draws a frame of a probe with the columns `stage` and `block`, those that it names,
-and optionally `split`, over the blocks of all stages in a row, with a line per split. Blocks are
-named `stage.block`, or as in the column `name`. A block that changes the shape of the state has no
-value and is hatched; an infinite value leaves a gap. Positive values that differ by more than a
-factor of 30 are drawn on a logarithmic axis. With a column `epoch` of several epochs, the figures
-of one metric have a panel per stage and split over the epochs, with a line per block from blue and
-thin (lowest) to red and thick (highest).
+and optionally `split`: a line per split over the blocks of all stages in a row. Blocks are named
+`stage.block`, or as in the column `name`. A block that changes the shape of the state has no value
+and is hatched; an infinite value leaves a gap. Figures of states (`lens`, `attribution` and
+`patching`) begin with block -1, the state before the first block of a stage, and leave out states
+without a value. Positive values that differ by more than a factor of 30 are drawn on a logarithmic
+axis. With a column `epoch` of several epochs, the figures of one metric have a panel per stage and
+split over the epochs, with a line per block from blue and thin (lowest) to red and thick (highest).
 
 All raise a `ValueError` if a column is missing or holds no finite number, or if several rows
 describe the same block, split and epoch. II is Jastrzebski et al., "Residual Connections Encourage
@@ -17,15 +18,15 @@ ResNets".
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from tfresidual.arguments import check_number
+from tfresidual.declarations import Line, Panel
 from tfresidual.plots import frames
-from tfresidual.plots.drawings import DRAWINGS
-from tfresidual.plots.engine import draw, draw_table, read
+from tfresidual.plots.engine import DRAWINGS, draw, draw_table, read
 
 if TYPE_CHECKING:
     from tfresidual.types import Figure, Frame
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 def cosine_loss(frame: Frame) -> Figure:
     """Draws the cosine between every block's output and the gradient of the loss.
 
-    Below zero, a block moves the state in a direction that lowers the loss. A band shows the
-    standard error if the frame has it.
+    Below zero, a block moves the state in a direction that lowers the loss.
 
     Args:
-        frame: Block metrics frame with the column `cosine_loss`; see `tfresidual.plots.blocks`.
+        frame: Frame with the column `cosine_loss`, and optionally `cosine_loss_se`, a standard
+            error that is drawn as a band.
 
     Reference:
         II figure 4.
@@ -53,8 +54,7 @@ def readout_cosine_loss(frame: Frame) -> Figure:
     the last stage; stages without any value are left out.
 
     Args:
-        frame: Block metrics frame with the column `readout_cosine_loss`; see
-            `tfresidual.plots.blocks`.
+        frame: Frame with the column `readout_cosine_loss`.
 
     Reference:
         II figure 13.
@@ -68,7 +68,7 @@ def l2_ratio(frame: Frame) -> Figure:
     The smaller the ratio, the more accurate is a first-order approximation of the block's effect.
 
     Args:
-        frame: Block metrics frame with the column `l2_ratio`; see `tfresidual.plots.blocks`.
+        frame: Frame with the column `l2_ratio`.
 
     Reference:
         II figure 2; over epochs figure 14.
@@ -80,7 +80,7 @@ def gradient_norm(frame: Frame) -> Figure:
     """Draws the norm of the gradient of the loss with respect to every block's input.
 
     Args:
-        frame: Block metrics frame with the column `gradient_norm`; see `tfresidual.plots.blocks`.
+        frame: Frame with the column `gradient_norm`.
 
     Reference:
         II figure 8.
@@ -92,7 +92,7 @@ def perturbation(frame: Frame) -> Figure:
     """Draws how far every block moves the state.
 
     Args:
-        frame: Block metrics frame with the column `perturbation`; see `tfresidual.plots.blocks`.
+        frame: Frame with the column `perturbation`.
 
     Reference:
         PI figure 2.
@@ -104,8 +104,7 @@ def scaled_perturbation(frame: Frame, epsilon: float | None = None) -> Figure:
     """Draws how far every block moves the state, relative to the size of the state.
 
     Args:
-        frame: Block metrics frame with the column `scaled_perturbation`; see
-            `tfresidual.plots.blocks`.
+        frame: Frame with the column `scaled_perturbation`.
         epsilon: Largest mean scaled perturbation that meets the stopping rule, drawn as a line; a
             positive number, or `None` for no line.
 
@@ -122,7 +121,7 @@ def readout(frame: Frame) -> Figure:
     At the last block of a stage, this is the accuracy of the whole network.
 
     Args:
-        frame: Read-out frame with the column `error`; see `tfresidual.plots.blocks`.
+        frame: Read-out frame with the column `error`.
 
     Reference:
         II figures 5 and 17.
@@ -136,8 +135,7 @@ def drop_blocks(frame: Frame) -> Figure:
     A dotted line per split marks the accuracy with no block dropped.
 
     Args:
-        frame: Dropped blocks frame with the columns `error` and `unperturbed_error`; see
-            `tfresidual.plots.blocks`.
+        frame: Dropped blocks frame with the columns `error` and `unperturbed_error`.
 
     Reference:
         II figures 3 and 12.
@@ -155,8 +153,7 @@ def first_order(frame: Frame) -> Figure:
 
     Args:
         frame: Frame of `tfresidual.probes.first_order` with the columns `loss_change`,
-            `first_order`, `first_order_after`, `rank_correlation` and `rank_correlation_after`; see
-            `tfresidual.plots.blocks`.
+            `first_order`, `first_order_after`, `rank_correlation` and `rank_correlation_after`.
 
     Reference:
         II equations 2 to 4.
@@ -167,12 +164,12 @@ def first_order(frame: Frame) -> Figure:
 def line_element(frame: Frame) -> Figure:
     """Draws the length of the step of every block, and the two parts of its square.
 
-    The upper panel shows the length by the line element, the lower one the part of the displacement
-    across the layers and the part that the rest of the network makes of it at the last state.
+    The lower panel shows the part of the displacement across the layers, and the part that the rest
+    of the network makes of it at the last state.
 
     Args:
         frame: Frame of `tfresidual.probes.line_element` with the columns `length`, `layer_part` and
-            `spatial_part`; see `tfresidual.plots.blocks`.
+            `spatial_part`.
 
     Reference:
         PI equation 12.
@@ -188,7 +185,7 @@ def signal_propagation(frame: Frame) -> Figure:
 
     Args:
         frame: Signal propagation frame with the columns `state_norm`, `state_gradient_norm` and
-            `shortcut_share`; see `tfresidual.plots.blocks`.
+            `shortcut_share`.
 
     Reference:
         He et al., "Identity Mappings in Deep Residual Networks", 2016, sections 2 and 3; for the
@@ -200,13 +197,12 @@ def signal_propagation(frame: Frame) -> Figure:
 def lipschitz_bounds(frame: Frame, mu: float | None = None) -> Figure:
     """Draws estimates of every branch's Lipschitz bound, and the divisor of the branch.
 
-    The upper panel shows a band: its lower edge is the estimate of the power iteration, which does
-    not exceed the bound, its upper edge the certified value, which is not below the bound. The
-    lower panel shows the divisor, 1 where the branch is left unchanged.
+    The lower edge of the band in the upper panel is the estimate of the power iteration, which does
+    not exceed the bound, the upper edge the certified value, which is not below the bound. The
+    divisor in the lower panel is 1 where the branch is left unchanged.
 
     Args:
-        frame: Lipschitz frame with the columns `estimate`, `certified` and `divisor`; see
-            `tfresidual.plots.blocks`.
+        frame: Lipschitz frame with the columns `estimate`, `certified` and `divisor`.
         mu: The bound that the divisor aims at, drawn as a line; a positive number, or `None`.
 
     Reference:
@@ -214,6 +210,53 @@ def lipschitz_bounds(frame: Frame, mu: float | None = None) -> Figure:
     """
     check_number("mu", mu, over=0, or_none=True)
     return draw(frame, DRAWINGS["lipschitz_bounds"], mu=mu)
+
+
+def lens(frame: Frame) -> Figure:
+    """Draws what the head predicts from the state after every block.
+
+    The panels show the mean cross-entropy (with the entropy of the prediction, dashed), the mean
+    divergence of the network's prediction from it, and the mean rank of the label.
+
+    Args:
+        frame: Frame of `tfresidual.probes.lens` with the columns `cross_entropy`, `entropy`, `kl`
+            and `rank`.
+    """
+    return draw(frame, DRAWINGS["lens"])
+
+
+def attribution(frame: Frame) -> Figure:
+    """Draws what every block adds to the logit, and how these parts add up to it.
+
+    The upper panel has a bar for the first state, for every block and for the head; the lower one
+    shows the sum of the parts so far, which ends at the logit.
+
+    Args:
+        frame: Frame of `tfresidual.probes.attribution` with the columns `part` and `attribution`.
+    """
+    frames.require_columns(frame, ("part",))
+    return draw(frame, DRAWINGS["attribution"])
+
+
+def patching(frame: Frame) -> Figure:
+    """Draws what the state of one run does in another, block by block.
+
+    A line shows the effect of the state after every block: 0 if it changes nothing, 1 if it brings
+    the logit of the other run with it. If the frame has the column `position`, a panel per split
+    shows the effect of every position at every block by colour instead, white for 0; a position
+    without a value is left white, too.
+
+    Args:
+        frame: Frame of `tfresidual.probes.patching` with the column `effect`, and optionally
+            `position`.
+    """
+    drawing = DRAWINGS["patching"]
+    if "position" in getattr(frame, "columns", ()):
+        effect = Line("effect", "effect on the logit (1: as in the other run)", mark="map")
+        keys = ("stage", "block", "position")
+        panels = (Panel("position", (effect,)),)
+        drawing = dataclasses.replace(drawing, panels=panels, keys=keys, rows=("split",))
+    return draw(frame, drawing)
 
 
 def weight_deviations(frame: Frame) -> Figure:
@@ -225,23 +268,21 @@ def weight_deviations(frame: Frame) -> Figure:
 
     Args:
         frame: Weight deviations frame with the columns `role` (such as "convolution1/kernel"),
-            `parameters` and `deviation`; see `tfresidual.plots.blocks`.
+            `parameters` and `deviation`.
 
     Reference:
         IC section C.1, summarized in figure 7c.
     """
     frames.require_columns(frame, ("stage", "block", "role", "parameters", "deviation"))
+    drawing = DRAWINGS["weight_deviations"]
     roles = list(dict.fromkeys(frame["role"]))
     numbered = frame.assign(role=frame["role"].map(roles.index))
-    table = read(numbered, DRAWINGS["weight_deviations"])
-    table["parameters"] = frames.keyed_values(
-        numbered, ("stage", "block", "role"), ("parameters",)
-    )["parameters"]
+    table = read(numbered, drawing)
+    table["parameters"] = frames.keyed_values(numbered, drawing.keys, ("parameters",))["parameters"]
     parts = [roles[number].rpartition("/") for number in table["role"]]
     # Kernels come first and have solid lines, because they hold most parameters.
-    variables = sorted(
-        dict.fromkeys(role.rpartition("/")[2] for role in roles), key=lambda name: name != "kernel"
-    )
+    names = [role.rpartition("/")[2] for role in roles]
+    variables = sorted(dict.fromkeys(names), key=lambda name: name != "kernel")
     table["layer"] = [layer for layer, _, _ in parts]
     table["variable"] = pd.Categorical([name for *_, name in parts], variables)
     known = table.dropna(subset=["parameters", "deviation"])
@@ -250,7 +291,7 @@ def weight_deviations(frame: Frame) -> Figure:
     means["deviation"] /= means["parameters"]
     means = means.assign(layer="all parameters", variable=variables[0])
     means["variable"] = pd.Categorical(means["variable"], variables)
-    return draw_table(pd.concat([means, table]), DRAWINGS["weight_deviations"])
+    return draw_table(pd.concat([means, table]), drawing)
 
 
 def computational_distance(frame: Frame) -> Figure:
@@ -261,21 +302,10 @@ def computational_distance(frame: Frame) -> Figure:
 
     Args:
         frame: Distance frame with the columns `stage` (numbers, and "all" for the total),
-            `distance` and `scaled_distance`, and optionally `split` and `blocks`. The number of
-            blocks is written under the stage.
+            `distance` and `scaled_distance`, and optionally `split` and `blocks`, the number of
+            blocks, which is written under the stage.
 
     Reference:
         PI figures 3 and 6.
     """
-    columns = ("distance", "scaled_distance")
-    frames.require_columns(frame, ("stage", *columns))
-    table = pd.DataFrame(
-        {
-            "stage": frame["stage"].map(frames.stage_name).to_numpy(object),
-            "split": frames.splits_of(frame),
-            "blocks": frame["blocks"].to_numpy() if "blocks" in frame.columns else np.nan,
-            **{column: frames.numbers(frame, column) for column in columns},
-        }
-    )
-    frames.refuse_twice(table, ("stage",))
-    return draw_table(table, DRAWINGS["computational_distance"])
+    return draw(frame, DRAWINGS["computational_distance"])

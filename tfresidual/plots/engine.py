@@ -1,4 +1,4 @@
-"""The one engine of the figures: draws what a `tfresidual.declarations.Drawing` says of a table."""
+"""Draws tables as a `tfresidual.declarations.Drawing` says."""
 
 import dataclasses
 import itertools
@@ -10,9 +10,17 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap, Normalize
 from matplotlib.patches import Patch
 
+from tfresidual.declarations import PROBES
 from tfresidual.plots import frames, style
 from tfresidual.plots.places import GAP, Places, keys_of, stage_name
 
+# How the figures of probes are drawn, by the name of the function of `tfresidual.plots`, if any.
+DRAWINGS = {
+    figure.draw or figure.name: figure.drawing
+    for probe in PROBES.values()
+    for figure in probe.figures
+    if figure.drawing is not None
+}
 # With more places than this, the dots are smaller.
 _FEW = 24
 # The share of the room between two places that their bars fill.
@@ -26,43 +34,31 @@ _COMPLEMENT = "1 - "
 
 
 def draw(frame, drawing, **arguments):
-    """Draws a frame as its drawing says; `arguments` are the heights of levels.
-
-    Returns:
-        A `matplotlib.figure.Figure`.
-
-    Raises:
-        ValueError: if the frame is not what `read` takes.
-    """
+    """Returns the figure of a frame; `arguments` are the heights of levels, or `None`."""
     title = drawing.title + frames.branch_scale(frame)
     return draw_table(read(frame, drawing), drawing, title, arguments)
 
 
-def read(frame, drawing, name="frame"):
-    """Returns the checked table of a frame: its keys, its split, its epoch and its columns.
-
-    Raises:
-        ValueError: if a column is missing, a key is not a whole number, none of the values is a
-            finite number, or several rows have the same keys.
-    """
+def read(frame, drawing):
+    """Returns the table of a frame that `keyed_values` accepts: keys, split, epoch and columns."""
     lines = [line for panel in drawing.panels for line in panel.lines]
     levels = [level.column for panel in drawing.panels for level in panel.levels if level.column]
     shown = [column for line in lines for column in (line.column, line.band) if column]
     shown = list(dict.fromkeys(column.removeprefix(_COMPLEMENT) for column in shown))
     needed = [*shown, *(column.removeprefix(_COMPLEMENT) for column in levels)]
-    frames.require_columns(frame, (*drawing.keys, *needed), name)
+    frames.require_columns(frame, (*drawing.texts, *drawing.keys, *needed))
     errors = [f"{column}_se" for column in shown if f"{column}_se" in frame.columns]
     table = frames.keyed_values(
         frame.assign(is_empty=frame[shown].isna().all(axis=1)),
         drawing.keys,
         dict.fromkeys([*needed, *errors]),
-        name,
         optional_keys=("epoch",) if drawing.epochs else (),
-        carried=("is_empty", "name", "part"),
+        carried=("is_empty", "name", "part", "blocks"),
+        texts=drawing.texts,
     )
-    frames.refuse_nothing(table, shown, name)
+    frames.refuse_nothing(table, shown)
     for column in needed[len(shown) :]:
-        frames.refuse_nothing(table, (column,), name)
+        frames.refuse_nothing(table, (column,))
     for column in dict.fromkeys([*(line.column for line in lines), *levels]):
         if column.startswith(_COMPLEMENT):
             table[column] = 1 - table[column.removeprefix(_COMPLEMENT)]
@@ -70,7 +66,7 @@ def read(frame, drawing, name="frame"):
 
 
 def draw_table(table, drawing, title="", arguments=None, named=None, handles=(), looks=None):
-    """Draws a table as its drawing says.
+    """Returns the figure of a table, whose panels are in the order of the rows.
 
     Args:
         table: A `pandas.DataFrame` with the columns of the drawing. With a column `seed`, lines are
@@ -81,13 +77,18 @@ def draw_table(table, drawing, title="", arguments=None, named=None, handles=(),
         named: A dict of the names in the legend by (colour key, dash key), one entry per line.
         handles: Further entries of the legend.
         looks: A dict of looks by colour key, if they are not the usual ones.
-
-    Returns:
-        A `matplotlib.figure.Figure`, whose panels are in the order of the rows.
     """
-    table, drawing = _with_epochs(table.reset_index(drop=True), drawing)
+    table = table.reset_index(drop=True)
+    columns = [line.column for panel in drawing.panels for line in panel.lines]
+    if drawing.epochs and len(set(table["epoch"])) > 1:
+        if drawing.epochs == "colours":
+            drawing = dataclasses.replace(drawing, colour="epoch")
+        else:
+            over = {"over": "epoch", "below": "epoch", "colour": "block", "dash": ""}
+            over |= {"rows": ("split",), "columns": ("stage",)}
+            drawing = dataclasses.replace(drawing, **over)
+            table = table.dropna(subset=columns)
     if drawing.sparse:
-        columns = [line.column for panel in drawing.panels for line in panel.lines]
         has_values = table[columns].notna().any(axis=1)
         table = table[has_values.groupby(table["stage"]).transform("any")]
     made = _Figure(table, drawing, arguments or {}, named or {}, looks)
@@ -95,19 +96,7 @@ def draw_table(table, drawing, title="", arguments=None, named=None, handles=(),
     return made.figure
 
 
-def _with_epochs(table, drawing):
-    """Returns table and drawing of a frame with or without several epochs."""
-    if drawing.epochs and len(set(table["epoch"])) > 1:
-        if drawing.epochs == "colours":
-            return table, dataclasses.replace(drawing, colour="epoch")
-        over = {"over": "epoch", "below": "epoch", "colour": "block", "dash": ""}
-        table = table.dropna(subset=[line.column for line in drawing.panels[0].lines])
-        return table, dataclasses.replace(drawing, **over, rows=("split",), columns=("stage",))
-    return table, drawing
-
-
 def _looks(table, column):
-    """Returns the looks of the values of a column."""
     keys = keys_of(table, column)
     if column == "stage":
         stages = [key for key in keys if key != "mean"]
@@ -132,10 +121,10 @@ class _Figure:
         overs = [panel.over or drawing.over for panel in drawing.panels]
         axes = {over: Places(table, drawing, over) for over in dict.fromkeys(overs)}
         self.axes = {panel: axes[over] for panel, over in zip(drawing.panels, overs, strict=True)}
+        self.marks = {line.mark for panel in drawing.panels for line in panel.lines}
         self.cells, self.is_log, self.image = [], {}, None
 
     def draw(self, title, handles):
-        """Draws all panels, their axes and the legend."""
         self._lay_out(title)
         for axes, keys in self.cells:
             self._fill(axes, keys)
@@ -144,7 +133,7 @@ class _Figure:
         self._explain(handles)
 
     def _combinations(self, dimensions):
-        """Returns the dicts of keys of all rows, or columns, of panels."""
+        """Returns the keys of each row, or column, of panels, as dicts."""
         keys = [
             self.drawing.panels if dimension == "panel" else keys_of(self.table, dimension)
             for dimension in dimensions
@@ -256,41 +245,30 @@ class _Figure:
         if course["height"].isna().all():
             return
         if line.mark == "bar":
-            width = _BARS / len(self.looks)
-            self._draw_bars(axes, course, number, width, look, label)
+            self._draw_bars(axes, course, number, look, label)
             return
         if "low" in course:
-            axes.fill_between(
-                course.index,
-                course["low"],
-                course["high"],
-                color=look.colour,
-                alpha=0.15,
-                linewidth=0,
-                gid=label or None,
-            )
+            edges = course.index, course["low"], course["high"]
+            band = {"alpha": 0.15, "linewidth": 0, "gid": label or None}
+            axes.fill_between(*edges, color=look.colour, **band)
         count = course["height"].notna().sum()
-        is_dots = line.mark == "dots"
-        is_mean = is_dots and label.startswith("mean")
-        marker = look.marker
-        if not marker and count <= 15 and drawing.over == "epoch":
-            marker = "o"
-        size = (4.6 if count <= 12 else 3.5) if count <= _FEW else 2.6
-        is_long = count > 20 and drawing.over == "epoch"
-        axes.plot(
-            course.index,
-            course["height"],
-            color=look.colour,
-            marker=marker or None,
-            markersize=8.5 if is_mean else 4.4 if is_dots else size if look.marker else 2.8,
-            markerfacecolor="white" if is_open else look.colour,
-            markeredgewidth=None if not is_dots or drawing.dash else 0,
-            markevery=max(1, count // 8) if "seed" in rows or is_long else None,
-            linewidth=look.width if linestyle == "-" else min(look.width, 1.2),
-            linestyle="none" if is_dots else linestyle,
-            alpha=0.6 if is_dots and not drawing.dash else None,
-            label=label,
-        )
+        is_over_epochs = drawing.over == "epoch"
+        drawn = {
+            "color": look.colour,
+            "marker": look.marker or ("o" if is_over_epochs and count <= 15 else None),
+            "markersize": 2.8,
+            "markerfacecolor": "white" if is_open else look.colour,
+            "linewidth": look.width if linestyle == "-" else min(look.width, 1.2),
+            "linestyle": linestyle,
+        }
+        if line.mark == "dots":
+            drawn |= {"linestyle": "none", "markersize": 8.5 if label.startswith("mean") else 4.4}
+            drawn |= {} if drawing.dash else {"markeredgewidth": 0, "alpha": 0.6}
+        elif look.marker:
+            drawn["markersize"] = (4.6 if count <= 12 else 3.5) if count <= _FEW else 2.6
+        if "seed" in rows or (is_over_epochs and count > 20):
+            drawn["markevery"] = max(1, count // 8)
+        axes.plot(course.index, course["height"], label=label, **drawn)
 
     def _names(self, rows, dash):
         """Returns the names of the colour and of the dash of rows."""
@@ -302,18 +280,12 @@ class _Figure:
             colour = f"block {colour}" if drawing.colour == "block" else f"epoch {colour + 1}"
         return (str(colour), str(dash) if drawing.dash != drawing.colour else "")
 
-    def _draw_bars(self, axes, course, number, width, look, label):
-        shift = (number - (len(self.looks) - 1) / 2) * width
-        drawn = axes.bar(
-            course.index + shift,
-            course["height"],
-            width * 0.94,
-            color=look.colour,
-            hatch=list(style.hatches(self.looks).values())[number],
-            edgecolor="white",
-            linewidth=0,
-            label=label,
-        )
+    def _draw_bars(self, axes, course, number, look, label):
+        width = _BARS / len(self.looks)
+        places = course.index + (number - (len(self.looks) - 1) / 2) * width
+        hatch = list(style.hatches(self.looks).values())[number]
+        filled = {"color": look.colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+        drawn = axes.bar(places, course["height"], width * 0.94, label=label, **filled)
         if self.drawing.over == "stage":
             axes.bar_label(
                 drawn,
@@ -326,50 +298,34 @@ class _Figure:
 
     def _draw_means(self, axes, axis, rows, line, number, look, linestyle, label):
         """Draws rows as faint dots and a line through their means."""
-        drawing, column = self.drawing, line.column
-        groups = len(self.looks) * len(self.dashes)
+        column = line.column
         rows = rows.dropna(subset=[column, line.across] if line.across else [column])
-        shift = 0.0
-        if not line.across:
-            reach = min(0.09 * (groups - 1), 0.5)
-            shift = np.linspace(-reach / 2, reach / 2, groups)[number]
-        places = (rows[line.across] if line.across else axis.places[rows.index]) + shift
         if rows.empty:
             return
-        marker = "o" if self.markers else look.marker
-        axes.plot(
-            places,
-            rows[column],
-            linestyle="none",
-            marker=marker,
-            markersize=3.4,
-            markeredgewidth=0,
-            color=look.colour,
-            alpha=0.4,
-            gid="run",
-        )
-        by = rows[drawing.means]
-        means = pd.DataFrame({"place": places, "height": rows[column]}).groupby(by, observed=True)
-        means = means.mean()
+        if line.across:
+            places = rows[line.across]
+        else:
+            groups = len(self.looks) * len(self.dashes)
+            reach = min(0.09 * (groups - 1), 0.5)
+            places = axis.places[rows.index] + np.linspace(-reach / 2, reach / 2, groups)[number]
+        look_of_runs = {"marker": "o" if self.markers else look.marker, "markersize": 3.4}
+        look_of_runs |= {"linestyle": "none", "markeredgewidth": 0, "alpha": 0.4, "gid": "run"}
+        axes.plot(places, rows[column], color=look.colour, **look_of_runs)
+        means = pd.DataFrame({"place": places, "height": rows[column]})
+        means = means.groupby(rows[self.drawing.means], observed=True).mean()
         dots = {
             "color": look.colour,
             "markersize": 5.4,
             "markerfacecolor": look.colour if linestyle == "-" else "white",
             "markeredgewidth": 1.1,
         }
-        own = {} if self.markers else {"marker": marker}
-        axes.plot(
-            *(means[name] for name in ("place", "height")),
-            linestyle=linestyle,
-            linewidth=1.4,
-            label=label,
-            **dots | own,
-        )
+        own = {} if self.markers else {"marker": look.marker}
+        course = {"linestyle": linestyle, "linewidth": 1.4, "label": label}
+        axes.plot(means["place"], means["height"], **course, **own, **dots)
         for key, look_of_mean in self.markers.items():
             if key in means.index:
-                place, height = means.loc[key]
                 dot = {"linestyle": "none", "marker": look_of_mean.marker, "gid": "mean"}
-                axes.plot(place, height, **dot | dots)
+                axes.plot(*means.loc[key], **dot, **dots)
 
     def _draw_map(self, axes, axis, rows, line):
         """Draws a column by colour, over the blocks and the positions."""
@@ -390,7 +346,6 @@ class _Figure:
         style.whole_numbers(axes.yaxis)
 
     def _draw_level(self, axes, rows, level, keys, is_empty):
-        """Draws a horizontal line, or several of different splits."""
         look = {"color": style.INK, "linewidth": 1.0, "linestyle": level.dash}
         look["gid"] = level.column or level.argument or f"{level.value:g}"
         if level.column:
@@ -539,29 +494,26 @@ class _Figure:
 
     def _handle(self, key):
         """Returns the entry of the legend for a colour key."""
-        drawing, look = self.drawing, self.looks[key]
-        marks = {line.mark for panel in drawing.panels for line in panel.lines}
+        drawing, look = self.drawing, self._look_of(key)
         name = stage_name(key) if drawing.colour == "stage" else str(key)
-        if marks == {"bar"}:
+        if self.marks == {"bar"}:
             hatch = style.hatches(self.looks)[key]
-            return Patch(facecolor=look.colour, hatch=hatch, edgecolor="white", label=name)
-        found = self._look_of(key)
-        if marks == {"dots"}:
-            found |= {"linestyle": "none"}
+            return Patch(facecolor=look["color"], hatch=hatch, edgecolor="white", label=name)
+        if self.marks == {"dots"}:
+            look["linestyle"] = "none"
         elif drawing.dash == drawing.colour:
-            found |= {"linestyle": self.dashes[key]}
+            look["linestyle"] = self.dashes[key]
         if self.markers:
-            found |= {"marker": None}
-        return style.line_handle(name, **found)
+            look["marker"] = None
+        return style.line_handle(name, **look)
 
     def _dash_handle(self, key):
-        marks = {line.mark for panel in self.drawing.panels for line in panel.lines}
         look = {"linestyle": self.dashes[key]}
-        if marks & {"dots", "means"}:
+        if self.marks & {"dots", "means"}:
             face = style.FAINT_INK if self.dashes[key] == "-" else "white"
             look |= {"marker": "o", "markersize": 4.8, "markerfacecolor": face}
-        if marks == {"dots"}:
-            look |= {"linestyle": "none"}
+        if self.marks == {"dots"}:
+            look["linestyle"] = "none"
         return style.line_handle(str(key), **look)
 
     def _level_handles(self, panels):

@@ -47,14 +47,14 @@ def require_columns(frame, columns, name="frame"):
 
 
 def listed(values: Iterable[Thing], name: str, what: str) -> tuple[Thing, ...]:
-    """Returns a list argument as a tuple; raises a `ValueError` if it is not a list of things."""
+    """Returns a list argument as a tuple."""
     if isinstance(values, (str, bytes)) or not np.iterable(values):
         raise ArgumentError(name, f"be a list of {what}", values)
     return tuple(values)
 
 
 def numbers_or_gaps(frame, column, name="frame"):
-    """Returns a column as floats, infinities as NaN; raises a `ValueError` unless it is numeric."""
+    """Returns a column of numbers as floats, infinities as NaN."""
     try:
         values = pd.to_numeric(frame[column]).to_numpy(dtype=float)
     except (TypeError, ValueError) as error:
@@ -71,14 +71,14 @@ class NothingError(ArgumentError):
 
 
 def numbers(frame, column, name="frame"):
-    """Returns a column as floats, infinities as NaN; raises a `NothingError` if all are NaN."""
+    """Returns the same; raises a `NothingError` if all are NaN."""
     values = numbers_or_gaps(frame, column, name)
     refuse_nothing(pd.DataFrame({column: values}), (column,), name)
     return values
 
 
 def whole_numbers(frame, column, name="frame"):
-    """Returns a column as integers; raises a `ValueError` if a value is not a whole number."""
+    """Returns a column of whole numbers as integers."""
     values = numbers(frame, column, name)
     if (values != np.round(values)).any():
         raise ArgumentError(
@@ -112,10 +112,7 @@ def order_splits(splits):
 
 
 def branch_scale(frame):
-    """Returns text for the title of a figure of repeated blocks: the scale of their branch.
-
-    It is empty if the branch is not scaled, or the frame has no such column.
-    """
+    """Returns what a title says of the scale of repeated blocks, empty if there is none."""
     scales = set(frame["scale"]) if "scale" in frame else {1}
     return f", branch scaled by {scales.pop():g}" if len(scales) == 1 and scales != {1} else ""
 
@@ -170,23 +167,28 @@ def refuse_twice(table, keys, name="frame", also=("split",)):
         )
 
 
-def keyed_values(frame, keys, columns, name="frame", optional_keys=(), carried=()):
+def keyed_values(
+    frame, keys, columns, name="frame", optional_keys=(), carried=(), texts=(), unique=True
+):
     """Returns the keys, the split and the values of a frame, sorted by split and keys.
 
     Args:
         frame: The frame.
         keys: Columns of whole numbers that distinguish the rows of a split.
         columns: Columns of values; infinities become NaN.
-        name: Name of the frame in an error.
+        name: Name of the argument.
         optional_keys: Further keys, 0 if the frame has no such column.
         carried: Columns that are kept as they are, if the frame has them.
+        texts: Further keys, which become text.
+        unique: Whether rows of the same keys are refused.
 
     Raises:
-        ValueError: if a column is missing, a key is not a whole number, none of the columns holds a
-            finite number, or several rows have the same keys.
+        ValueError: if a column is missing, a key is not a whole number, no value is a finite
+            number, or several rows have the same keys.
     """
-    require_columns(frame, (*keys, *columns), name)
+    require_columns(frame, (*texts, *keys, *columns), name)
     table = {"split": splits_of(frame)}
+    table |= {text: frame[text].map(stage_name).to_numpy(object) for text in texts}
     for key in (*keys, *optional_keys):
         missing = key not in frame.columns
         table[key] = np.zeros(len(frame), int) if missing else whole_numbers(frame, key, name)
@@ -194,7 +196,9 @@ def keyed_values(frame, keys, columns, name="frame", optional_keys=(), carried=(
     table |= {column: frame[column].to_numpy() for column in carried if column in frame.columns}
     table = pd.DataFrame(table)
     refuse_nothing(table, columns, name)
-    refuse_twice(table, keys, name, also=("split", *optional_keys))
+    keys = (*texts, *keys)
+    if unique:
+        refuse_twice(table, keys, name, also=("split", *optional_keys))
     order = {split: place for place, split in enumerate(order_splits(table["split"]))}
     return table.sort_values(
         ["split", *optional_keys, *keys],

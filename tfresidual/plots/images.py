@@ -32,9 +32,6 @@ def images(
         right: One bool per image, whether its caption is drawn as right or as wrong; with `None`
             all captions look the same and have no mark.
 
-    Returns:
-        A `matplotlib.figure.Figure`.
-
     Raises:
         ValueError: if the shapes do not fit, or there is no image.
     """
@@ -71,22 +68,17 @@ def images(
     for axes in grid.flat:
         axes.axis("off")
     for axes, picture, caption, is_right in zip(grid.flat, shown, captions, marks, strict=False):
-        axes.imshow(picture.squeeze(-1) if picture.shape[-1] == 1 else picture, cmap="gray",
-                    vmin=0, vmax=1)  # fmt: skip
+        is_grey = picture.shape[-1] == 1
+        axes.imshow(picture[..., 0] if is_grey else picture, cmap="gray", vmin=0, vmax=1)
         caption, colour = str(caption), style.INK
         if is_right is not None:
             is_right = check_bool("right", is_right)
             caption = f"{style.RIGHT if is_right else style.WRONG} {caption}"
             colour = style.BLUE if is_right else style.VERMILION
         if is_right is False:
-            _frame(axes)
+            axes.axis("on")
+            axes.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
+            for spine in axes.spines.values():
+                spine.set(color=style.VERMILION, linewidth=1.4, linestyle=(0, (3, 2)))
         axes.set_title(caption, fontsize=style.SMALL_SIZE, color=colour, y=-0.28, **style.PLAIN)
     return figure
-
-
-def _frame(axes):
-    """Draws a dashed frame around an image."""
-    axes.axis("on")
-    axes.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
-    for spine in axes.spines.values():
-        spine.set(color=style.VERMILION, linewidth=1.4, linestyle=(0, (3, 2)))

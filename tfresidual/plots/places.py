@@ -27,26 +27,26 @@ class Places:
     """
 
     def __init__(self, table, drawing, over):
-        self.stages, self.names, self.gaps = None, None, []
-        self.over = over
+        self.over, self.stages, self.names, self.gaps = over, None, None, []
         if over in ("block", "state", "epoch"):
             # The rows of a panel over something else have no value there.
             table = table.dropna(subset="block" if over == "state" else over)
-        if self.over in ("block", "state"):
-            table = table.astype({"stage": int, "block": int})
-            self._set_blocks(table, drawing)
-        elif self.over == "stage":
+        if over in ("block", "state"):
+            self._set_blocks(table.astype({"stage": int, "block": int}), drawing)
+        elif over == "stage":
             stages = keys_of(table, "stage")
             self.names = {place: _stage_text(table, key) for place, key in enumerate(stages)}
             self.places = table["stage"].map({key: place for place, key in enumerate(stages)})
-        elif self.over == "epoch":
+        elif over == "epoch":
             self.places = table["epoch"] + 1
-        elif self.over in table and isinstance(table[self.over].dtype, pd.CategoricalDtype):
-            categories = table[self.over].cat.categories
+        elif over not in table:
+            self.places = table.index.to_series()
+        elif isinstance(table[over].dtype, pd.CategoricalDtype):
+            categories = table[over].cat.categories
             self.names = {i: name.replace(" (", "\n(") for i, name in enumerate(categories)}
-            self.places = table[self.over].cat.codes
+            self.places = table[over].cat.codes
         else:
-            self.places = table[self.over] if self.over in table else table.index.to_series()
+            self.places = table[over]
 
     def _set_blocks(self, table, drawing):
         if self.over == "block":
@@ -148,9 +148,11 @@ def stage_name(stage):
 def _stage_text(table, stage):
     """Returns the name of a stage, with its number of blocks if the table has it."""
     name = stage_name(stage)
-    blocks = table.loc[table["stage"] == stage, "blocks"] if "blocks" in table else []
-    counts = [count for count in blocks if pd.notna(count)]
-    return f"{name}\n{counts[0]:g} block{'s' * (counts[0] != 1)}" if counts else name
+    counts = table.loc[table["stage"] == stage, "blocks"].dropna() if "blocks" in table else []
+    if len(counts) == 0:
+        return name
+    count = counts.iloc[0]
+    return f"{name}\n{count:g} block{'' if count == 1 else 's'}"
 
 
 def mark_stages(axes, stages):

@@ -1,12 +1,12 @@
 """Figures of networks on changed routes through their blocks.
 
 All functions raise a `ValueError` if a column is missing, none of the values is a finite number, or
-several rows describe the same place and split. A value that is missing, infinite, or 0 on a
-logarithmic axis leaves a gap. Values that differ by more than a factor of 30 are drawn on a
-logarithmic axis, with a linear part down to 0 if there are zeros. A `scale` of the repeated branch
-other than 1 appears in the title. II is Jastrzebski et al., "Residual Connections Encourage
-Iterative Inference", 2018; IC is "Iterative convergent computation is not a useful inductive bias
-for ResNets".
+several rows describe the same place and split. All frames may have a column `split`. A value that
+is missing, infinite, or 0 on a logarithmic axis leaves a gap. Values that differ by more than a
+factor of 30 are drawn on a logarithmic axis, with a linear part down to 0 if there are zeros. A
+`scale` of the repeated branch other than 1 appears in the title. II is Jastrzebski et al.,
+"Residual Connections Encourage Iterative Inference", 2018; IC is "Iterative convergent computation
+is not a useful inductive bias for ResNets".
 """
 
 from __future__ import annotations
@@ -20,21 +20,25 @@ import pandas as pd
 
 from tfresidual.arguments import ArgumentError, check_choice, check_number, is_number
 from tfresidual.plots import frames, style
-from tfresidual.plots.drawings import DRAWINGS
-from tfresidual.plots.engine import draw, draw_table, read
+from tfresidual.plots.engine import DRAWINGS, draw, draw_table, read
 
 if TYPE_CHECKING:
     from typing import Literal
 
     from tfresidual.types import Figure, Frame
 
+# By panel: the label below it, the key of its frame, and the place of the key 0.
+_ROUTES = {
+    "convergence": ("number of evaluated blocks", "block", 1),
+    "recurrence": ("dropped block", "block", 0),
+    "divergence": ("repetitions of the last block", "repetition", 0),
+}
 _PLACES = {
     "blocks": "block of the last stage",
     "repetitions": "last block of the last stage,\nthen its repetitions",
 }
 _GROUPS = ("borderline", "correct", "all")
 _METRICS = ("accuracy", "cross_entropy", "entropy")
-_INDICES = ("convergence_index", "recurrence_index", "divergence_index")
 _BASES = ("labels", "agreement")
 # Half the width of the column of dots of one split and basis; the columns are 1 apart.
 _SPREAD = 0.32
@@ -55,8 +59,8 @@ def route_errors(
         readout: Read-out frame with the columns `stage`, `block` and `error`.
         drop_blocks: Dropped blocks frame with the columns `stage`, `block`, `error` and
             `unperturbed_error`.
-        repeat_last_block: Repetitions frame with the columns `stage`, `repetition` and `error`,
-            and optionally `scale`; stages may be missing.
+        repeat_last_block: Repetitions frame with the columns `stage`, `repetition` and `error`;
+            stages may be missing.
         chance: Error of guessing, over 0 and up to 1, marked by a dashed line; a dict of such
             errors by split; or `None`.
 
@@ -69,26 +73,25 @@ def route_errors(
     chances: dict[Any, Any] = chance if isinstance(chance, dict) else {None: chance}
     if chance is not None and not all(is_number(one) and 0 < one <= 1 for one in chances.values()):
         raise ArgumentError("chance", "be an error above 0, at most 1, or None", said=repr(chance))
-    tables = {
-        "readout": frames.keyed_values(readout, ("stage", "block"), ("error",), "readout"),
-        "drop_blocks": frames.keyed_values(
-            drop_blocks, ("stage", "block"), ("error", "unperturbed_error"), "drop_blocks"
-        ),
-        "repeat_last_block": frames.keyed_values(
-            repeat_last_block, ("stage", "repetition"), ("error",), "repeat_last_block"
-        ),
+    drawing, tables, parts, panels = DRAWINGS["route_errors"], {}, [], []
+    given = {
+        "readout": readout,
+        "drop_blocks": drop_blocks,
+        "repeat_last_block": repeat_last_block,
     }
+    for (name, frame), (title, (below, key, first)) in zip(
+        given.items(), _ROUTES.items(), strict=True
+    ):
+        columns = ("error", "unperturbed_error") if name == "drop_blocks" else ("error",)
+        table = tables[name] = frames.keyed_values(frame, ("stage", key), columns, name)
+        parts.append(table.assign(panel=title, place=table[key] + first))
+        panels.append(dataclasses.replace(drawing.panels[0], title=title, below=below))
     frames.require_same_splits(tables)
-    drawing = DRAWINGS["route_errors"]
-    places = (("block", 1), ("block", 0), ("repetition", 0))
-    parts = [
-        part.assign(panel=panel.title, place=part[key] + first)
-        for part, panel, (key, first) in zip(tables.values(), drawing.panels, places, strict=True)
-    ]
     table = pd.concat(parts, ignore_index=True)
     unperturbed = tables["drop_blocks"].groupby("split")["unperturbed_error"].first()
     table["unperturbed_error"] = table["split"].map(unperturbed)
     title = drawing.title + frames.branch_scale(repeat_last_block)
+    drawing = dataclasses.replace(drawing, panels=tuple(panels))
     return draw_table(table, drawing, title, {"chance": chance})
 
 
@@ -100,21 +103,16 @@ def shuffle_blocks(frame: Frame) -> Figure:
 
     Args:
         frame: Shuffled blocks frame with the columns `stage`, `kendall_tau` (1 if the order is
-            kept, -1 if it is reversed), `error` and `unperturbed_error`, and optionally `split`.
+            kept, -1 if it is reversed), `error` and `unperturbed_error`.
 
     Reference:
         Veit et al., "Residual Networks Behave Like Ensembles of Relatively Shallow Networks",
         2016, figure 5b.
     """
     columns = ("kendall_tau", "error", "unperturbed_error")
-    frames.require_columns(frame, ("stage", *columns))
-    table = pd.DataFrame(
-        {
-            "split": frames.splits_of(frame),
-            "stage": frames.whole_numbers(frame, "stage"),
-            **{column: frames.numbers(frame, column) for column in columns},
-        }
-    )
+    table = frames.keyed_values(frame, ("stage",), columns, unique=False)
+    for column in columns:
+        frames.refuse_nothing(table, (column,))
     figure = draw_table(table, DRAWINGS["shuffle_blocks"])
     least = np.nanmin(np.append(table["kendall_tau"], 0.98))
     pad = 0.03 * (1 - least)
@@ -132,11 +130,9 @@ def convergence_curves(readout: Frame, repeat_last_block: Frame) -> Figure:
     is 0 at that line.
 
     Args:
-        readout: Read-out frame with the columns `stage`, `block`, `cross_entropy` and `distance`,
-            and optionally `split`.
+        readout: Read-out frame with the columns `stage`, `block`, `cross_entropy` and `distance`.
         repeat_last_block: Repetitions frame with the columns `stage`, `repetition` (0 for none),
-            `cross_entropy` and `distance`, and optionally `split` and `scale`; stages may be
-            missing.
+            `cross_entropy` and `distance`; stages may be missing.
 
     Raises:
         ValueError: also if the frames differ in their splits, or a repeated stage is not in
@@ -169,10 +165,9 @@ def repetition_metrics(frame: Frame, block_metrics: Frame | None = None) -> Figu
 
     Args:
         frame: Repetitions frame with the columns `stage`, `repetition`, `cosine_loss` and
-            `l2_ratio`, and optionally `split` and `scale`.
+            `l2_ratio`.
         block_metrics: Block metrics frame of the same images with the columns `stage`, `block`,
-            `cosine_loss` and `l2_ratio`, and optionally `split`; or `None`. Stages without
-            repetitions are left out.
+            `cosine_loss` and `l2_ratio`; or `None`. Stages without repetitions are left out.
 
     Raises:
         ValueError: also if the frames differ in their splits, or a repeated stage is not in
@@ -182,10 +177,9 @@ def repetition_metrics(frame: Frame, block_metrics: Frame | None = None) -> Figu
         II figure 20.
     """
     drawing = DRAWINGS["repetition_metrics"]
-    table = read(frame, drawing)
     if block_metrics is None:
-        return draw_table(table, drawing, drawing.title + frames.branch_scale(frame))
-    stages = set(table["stage"])
+        return draw(frame, drawing)
+    stages = set(read(frame, drawing)["stage"])
     table, lengths = _applied_blocks(block_metrics, frame, drawing, ("block_metrics", "frame"))
     table = table[table["stage"].isin(stages)]
     drawing = dataclasses.replace(drawing, over="applied", below="number of blocks applied")
@@ -198,16 +192,12 @@ def repetition_metrics(frame: Frame, block_metrics: Frame | None = None) -> Figu
 
 def _length_handle():
     """Returns the entry of the legend for the marks of `_mark_lengths`."""
-    return style.line_handle(
-        "trained number of blocks", linestyle="none", marker="|", markersize=11
-    )
+    look = {"linestyle": "none", "marker": "|", "markersize": 11}
+    return style.line_handle("trained number of blocks", **look)
 
 
 def _applied_blocks(blocks, repeated, drawing, names):
-    """Returns a frame of blocks and one of repetitions in one table, and the stages' lengths.
-
-    The table has a column `applied`, the number of blocks applied; repetition 0 is left out.
-    """
+    """Returns blocks and repetitions over the column `applied`, and the stages' lengths."""
     metrics = [line.column for panel in drawing.panels for line in panel.lines]
     blocks = frames.keyed_values(blocks, ("stage", "block"), metrics, names[0])
     repeated = frames.keyed_values(repeated, ("stage", "repetition"), metrics, names[1])
@@ -252,7 +242,7 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
     Args:
         frame: Fixed point frame with the columns `stage`, `repetition` (0 for the application of
             the block that was trained), `change`, `contraction`, `largest_contraction` and
-            `distance`, and optionally `split`.
+            `distance`.
         mu: Bound on the Lipschitz constant of a block, a positive number, or `None`.
 
     Reference:
@@ -286,8 +276,7 @@ def convergence_indices(frame: Frame) -> Figure:
 
     Args:
         frame: Indices frame with the columns `stage` (numbers, and "mean"), `basis` ("labels" or
-            "agreement"), `convergence_index`, `recurrence_index` and `divergence_index`, and
-            optionally `split`.
+            "agreement"), `convergence_index`, `recurrence_index` and `divergence_index`.
 
     Raises:
         ValueError: also if a basis is unknown.
@@ -295,7 +284,9 @@ def convergence_indices(frame: Frame) -> Figure:
     Reference:
         IC figures 2b and 6a.
     """
-    table = _index_table(frame)
+    drawing = DRAWINGS["convergence_indices"]
+    table = read(frame, drawing)
+    frames.refuse_others(table, "basis", _BASES)
     bases = [basis for basis in _BASES if basis in set(table["basis"])]
     splits = frames.order_splits(table["split"])
     stages = sorted(set(table["stage"]), key=lambda stage: (stage != "mean", len(stage), stage))
@@ -305,7 +296,6 @@ def convergence_indices(frame: Frame) -> Figure:
         column[split, basis] + shifts[stages.index(stage)]
         for split, basis, stage in table[["split", "basis", "stage"]].itertuples(index=False)
     ]
-    drawing = DRAWINGS["convergence_indices"]
     label = "index" if len(bases) > 1 or splits == [""] else f"index (basis: {bases[0]})"
     panels = tuple(dataclasses.replace(panel, label=label) for panel in drawing.panels)
     # The dots of agreement are open even if they are alone.
@@ -313,13 +303,10 @@ def convergence_indices(frame: Frame) -> Figure:
         table["basis"].map("basis: {}".format), [f"basis: {basis}" for basis in _BASES]
     )
     figure = draw_table(table, dataclasses.replace(drawing, panels=panels))
-    for axes, index in zip(figure.axes, _INDICES, strict=True):
+    for axes, panel in zip(figure.axes, panels, strict=True):
         style.clean_axes(axes, grid="y")
         axes.grid(False, axis="x")
-        values = table[index].to_numpy()
-        low, high = np.nanmin([0, *values]), np.nanmax([1, *values])
-        pad = 0.05 * (high - low)
-        axes.set_ylim(low - pad, high + pad)
+        style.index_axis(axes, table[panel.lines[0].column].to_numpy())
         axes.set_xlim(-0.6, len(column) - 0.4)
         axes.tick_params(axis="x", length=0)
         if splits == [""]:
@@ -330,23 +317,6 @@ def convergence_indices(frame: Frame) -> Figure:
         for border in middles[:-1] + len(bases) / 2:
             axes.axvline(border, color=style.FAINT_INK, linewidth=0.8, linestyle=":", gid="border")
     return figure
-
-
-def _index_table(frame):
-    """Returns the columns stage (as text), basis, split and the three indices, after checks."""
-    frames.require_columns(frame, ("stage", "basis", *_INDICES))
-    table = pd.DataFrame(
-        {
-            "stage": frame["stage"].map(frames.stage_name).to_numpy(object),
-            "basis": frame["basis"].to_numpy(object),
-            "split": frames.splits_of(frame),
-            **{index: frames.numbers_or_gaps(frame, index) for index in _INDICES},
-        }
-    )
-    frames.refuse_others(table, "basis", _BASES)
-    frames.refuse_nothing(table, _INDICES)
-    frames.refuse_twice(table, ("stage", "basis"))
-    return table
 
 
 def borderline(frame: Frame, along: Literal["blocks", "repetitions"] = "blocks") -> Figure:
@@ -361,9 +331,8 @@ def borderline(frame: Frame, along: Literal["blocks", "repetitions"] = "blocks")
 
     Args:
         frame: Borderline frame with the columns `along`, `block`, `group`, `images`, `accuracy`,
-            `cross_entropy` and `entropy`, and optionally `split` and `scale`. With the columns
-            `accuracy_before`, `cross_entropy_before` and `entropy_before`, its groups are those of
-            the next block.
+            `cross_entropy` and `entropy`. With the columns `accuracy_before`,
+            `cross_entropy_before` and `entropy_before`, its groups are those of the next block.
         along: Which rows are drawn: "blocks" for the last blocks of the last stage, or
             "repetitions" for its last block and the repetitions of it, which continue the count.
 
@@ -409,17 +378,10 @@ def _group_table(frame, along):
         )
     frame = frame[frame["along"] == along]
     frames.refuse_others(frame, "group", _GROUPS)
-    table = pd.DataFrame(
-        {
-            "block": frames.whole_numbers(frame, "block"),
-            "group": frame["group"].to_numpy(object),
-            "split": frames.splits_of(frame),
-            "images": frames.whole_numbers(frame, "images"),
-            **{metric: frames.numbers_or_gaps(frame, metric) for metric in metrics},
-        }
-    )
+    table = frames.keyed_values(frame, ("block",), (*metrics, "images"), texts=("group",))
+    table["group"] = pd.Categorical(table["group"], _GROUPS)
+    table["images"] = frames.whole_numbers(table, "images")
     # A group without images has no mean, whatever its rows contain.
     table.loc[table["images"] == 0, metrics] = np.nan
     frames.refuse_nothing(table, metrics)
-    frames.refuse_twice(table, ("block", "group"))
-    return table.sort_values("block", ignore_index=True)
+    return table

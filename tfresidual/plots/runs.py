@@ -19,17 +19,16 @@ not a useful inductive bias for ResNets".
 
 from __future__ import annotations
 
-import dataclasses
 import numbers
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from tfresidual.arguments import ArgumentError
+from tfresidual.declarations import Drawing, Line, Panel
 from tfresidual.plots import frames, style
-from tfresidual.plots.drawings import DRAWINGS
 from tfresidual.plots.engine import draw_table
 
 if TYPE_CHECKING:
@@ -53,6 +52,14 @@ _STANDARD = {
 _SETTINGS = (*_STANDARD, "width", "dataset")
 _COUNTS = ("raw_parameters", "effective_parameters")
 _INDICES = ("convergence", "recurrence", "divergence")
+# The axis and the groups of figures over the settings.
+_OF_RUNS: dict[str, Any] = {
+    "over": "setting",
+    "below": "coupling (initialization)",
+    "colour": "hue",
+    "dash": "dash",
+    "means": "setting",
+}
 
 
 def indices_of_runs(
@@ -62,9 +69,9 @@ def indices_of_runs(
 
     Args:
         frame: Frame of runs with the columns `convergence`, `recurrence` and `divergence` (means
-            over the stages); see `tfresidual.plots.runs`.
+            over the stages).
         hue: Column whose values get different colours, or `None`.
-        dash: Column whose values get different line styles, or `None`.
+        dash: The same for line styles.
         panels: Column whose values get one row of panels each, or `None`.
 
     Reference:
@@ -72,18 +79,23 @@ def indices_of_runs(
         ("input"); with `panels="variation"`, figure 10.
     """
     table = _run_table(frame, _INDICES, hue, dash, panels)
-    drawing = DRAWINGS["indices_of_runs"]
+    drawing = Drawing(
+        "Convergence indices of the runs",
+        tuple(Panel("index", (Line(index, mark="means"),)) for index in _INDICES),
+        rows=("level",),
+        columns=("panel",),
+        share_y=True,
+        **_OF_RUNS,
+    )
     figure = draw_table(table, drawing)
     grid = np.reshape(figure.axes, (-1, len(_INDICES)))
-    for row, level in zip(grid, table["level"].cat.categories, strict=True):
-        style.axis_labels(row[0], beside=textwrap.fill(level, 22) if level else "index")
-        for axes, panel in zip(row, drawing.panels, strict=True):
-            axes.set_title("")
-            if level == table["level"].cat.categories[0]:
-                style.panel_title(axes, panel.title)
-    values = table[list(_INDICES)].to_numpy()
-    low, high = np.nanmin([0, np.nanmin(values)]), np.nanmax([1, np.nanmax(values)])
-    grid[0, 0].set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    for axes, level in zip(grid[:, 0], table["level"].cat.categories, strict=True):
+        style.axis_labels(axes, beside=textwrap.fill(level, 22) if level else "index")
+    for axes in grid.flat:
+        axes.set_title("")
+    for axes, index in zip(grid[0], _INDICES, strict=True):
+        style.panel_title(axes, f"{index} index")
+    style.index_axis(grid[0, 0], table[list(_INDICES)].to_numpy())
     return figure
 
 
@@ -98,9 +110,9 @@ def error_of_runs(
     """Draws the error over the coupling.
 
     Args:
-        frame: Frame of runs with the errors; see `tfresidual.plots.runs`.
+        frame: Frame of runs with the errors.
         hue: Column whose values get different colours, or `None`.
-        dash: Column whose values get different line styles, or `None`.
+        dash: The same for line styles.
         panels: Column whose values get one panel each, or `None`.
         errors: Columns of errors, each in its own panels: `"error"`, `"train_error"` or both.
         share_y: Whether all panels have the same value axis, so that heights can be compared.
@@ -110,16 +122,24 @@ def error_of_runs(
         b and c with `errors=("train_error", "error")` and `dash="gamma"`, `"kernel"` or
         `"first_block"`.
     """
-    drawing = DRAWINGS["error_of_runs"]
-    known = {panel.lines[0].column: panel for panel in drawing.panels}
-    chosen = _chosen(errors, "errors", "columns", known, "'error', 'train_error' or both")
+    titles = {"error": "held-out images", "train_error": "training images"}
+    chosen = _chosen(errors, "errors", "columns", titles, "'error', 'train_error' or both")
     table = _run_table(frame, chosen, hue, dash, panels)
-    shown = tuple(known[error] for error in chosen)
-    if len(shown) == 1:
-        label = "error on training images" if chosen == ("train_error",) else "error"
-        shown = (dataclasses.replace(shown[0], label=label, title=""),)
-    wrap = 3 if len(chosen) == 1 else 2
-    return draw_table(table, dataclasses.replace(drawing, panels=shown, wrap=wrap, share_y=share_y))
+    label = "error on training images" if chosen == ("train_error",) else "error"
+    is_alone = len(chosen) == 1
+    drawing = Drawing(
+        "Errors of the runs",
+        tuple(
+            Panel(label, (Line(one, mark="means"),), "share", title="" if is_alone else titles[one])
+            for one in chosen
+        ),
+        rows=(),
+        columns=("level", "panel"),
+        wrap=3 if is_alone else 2,
+        share_y=share_y,
+        **_OF_RUNS,
+    )
+    return draw_table(table, drawing)
 
 
 def deviation_of_runs(frame: Frame, hue: str | None = "width", dash: str | None = None) -> Figure:
@@ -127,7 +147,7 @@ def deviation_of_runs(frame: Frame, hue: str | None = "width", dash: str | None 
 
     Args:
         frame: Frame of runs with the column `deviation` (mean absolute deviation in standard
-            deviations of the stage's weights); see `tfresidual.plots.runs`.
+            deviations of the stage's weights).
         hue: Column whose values get different colours, or `None`.
         dash: The same for line styles.
 
@@ -135,7 +155,9 @@ def deviation_of_runs(frame: Frame, hue: str | None = "width", dash: str | None 
         Figure 7c.
     """
     table = _run_table(frame, ("deviation",), hue, dash)
-    return draw_table(table, DRAWINGS["deviation_of_runs"])
+    label = "mean deviation from the stage's mean\n(standardised)"
+    panel = Panel(label, (Line("deviation", mark="means"),), from_zero=True)
+    return draw_table(table, Drawing("Deviation of the weights", (panel,), **_OF_RUNS))
 
 
 def error_against_indices(
@@ -152,8 +174,7 @@ def error_against_indices(
     shows the setting.
 
     Args:
-        frame: Frame of runs with the columns `error` and the indices (means over the stages); see
-            `tfresidual.plots.runs`.
+        frame: Frame of runs with the columns `error` and the indices (means over the stages).
         hue: Column whose values get different colours, or `None`; with `"width"`, networks of one
             colour have the same number of parameters.
         indices: The indices to draw, from `"convergence"`, `"recurrence"` and `"divergence"`.
@@ -161,15 +182,28 @@ def error_against_indices(
     Reference:
         Figure 3c, and figure 2c for the runs of one setting.
     """
-    drawing = DRAWINGS["error_against_indices"]
-    known = dict(zip(_INDICES, drawing.panels, strict=True))
     words = "'convergence', 'recurrence' or 'divergence'"
-    indices = _chosen(indices, "indices", "indices", known, words)
-    table = _run_table(frame, ("error", *indices), hue)
-    for column in ("error", *indices):
-        frames.refuse_nothing(table, (column,))
-    panels = tuple(known[index] for index in indices)
-    return draw_table(table, dataclasses.replace(drawing, panels=panels))
+    indices = _chosen(indices, "indices", "indices", _INDICES, words)
+    table = _run_table(frame, ("error", *indices), hue, each=True)
+    panels = tuple(
+        Panel(
+            "error", (Line("error", mark="means", across=index),), "share", below=f"{index} index"
+        )
+        for index in indices
+    )
+    drawing = Drawing(
+        "Errors and indices",
+        panels,
+        "index",
+        colour="hue",
+        marker="setting",
+        means="setting",
+        rows=(),
+        columns=("panel",),
+        share_x="col",
+        share_y=True,
+    )
+    return draw_table(table, drawing)
 
 
 def parameter_efficiency(frame: Frame, dash: str | None = None) -> Figure:
@@ -181,15 +215,14 @@ def parameter_efficiency(frame: Frame, dash: str | None = None) -> Figure:
 
     Args:
         frame: Frame of runs with the columns `width`, `raw_parameters`, `effective_parameters`
-            (both over 0) and `error`; see `tfresidual.plots.runs`.
+            (both over 0) and `error`.
         dash: Column whose values get different line styles, `"variation"`, or `None`.
 
     Reference:
         Figures 7a and b; with `dash="variation"` figure 9.
     """
-    table = _run_table(frame, (*_COUNTS, "error"), hue="width", dash=dash)
-    for column in (*_COUNTS, "error"):
-        frames.refuse_nothing(table, (column,))
+    raw, effective = _COUNTS
+    table = _run_table(frame, (raw, effective, "error"), hue="width", dash=dash, each=True)
     for column in _COUNTS:
         if (table[column] <= 0).any():
             raise ArgumentError(
@@ -197,9 +230,28 @@ def parameter_efficiency(frame: Frame, dash: str | None = None) -> Figure:
                 f"hold positive numbers in the column `{column}`",
                 said=f"{table[column].min():g}",
             )
+    drawing = Drawing(
+        "Parameter efficiency",
+        tuple(
+            Panel(
+                up.replace("_", " "),
+                (Line(up, mark="means", across=across),),
+                "share" if up == "error" else "log",
+                below=across.replace("_", " "),
+            )
+            for across, up in ((raw, effective), (raw, "error"), (effective, "error"))
+        ),
+        "parameters",
+        colour="setting",
+        dash="dash",
+        means="hue",
+        rows=(),
+        columns=("panel",),
+        share_x="col",
+    )
     equal = {"linestyle": ":", "color": style.INK}
     handles = [style.line_handle("effective = raw", **equal)]
-    figure = draw_table(table, DRAWINGS["parameter_efficiency"], handles=handles)
+    figure = draw_table(table, drawing, handles=handles)
     # If all networks have the same raw number, only the effective ones give the line a length.
     counts = table[list(_COUNTS)]
     ends = [counts.min(axis=None) / 1.2, counts.max(axis=None) * 1.2]
@@ -219,12 +271,8 @@ def _chosen(values, name, what, known, words):
     return values
 
 
-def _run_table(frame, columns, hue=None, dash=None, panels=None):
-    """Returns the groups and the values of a frame of runs, sorted by group.
-
-    Its columns are `setting`, `hue`, `dash` and `level` (of panels), ordered categories with the
-    names that the figure shows, and `columns`.
-    """
+def _run_table(frame, columns, hue=None, dash=None, panels=None, each=False):
+    """Returns the values of runs, sorted by the names of `setting`, `hue`, `dash` and `level`."""
     named = {"hue": hue, "dash": dash, "level": panels}
     for key, name in (("hue", hue), ("dash", dash), ("panels", panels)):
         if name is not None and not isinstance(name, str):
@@ -240,13 +288,14 @@ def _run_table(frame, columns, hue=None, dash=None, panels=None):
     table |= {key: _levels(frame, name) for key, name in named.items()}
     table |= {column: frames.numbers_or_gaps(frame, column) for column in columns}
     table = pd.DataFrame(table)
-    frames.refuse_nothing(table, columns)
+    for needed in ([column] for column in columns) if each else (columns,):
+        frames.refuse_nothing(table, needed)
     _refuse_mixtures(frame, table, set(named.values()))
     return table.sort_values(["level", "dash", "hue", "setting"], kind="stable", ignore_index=True)
 
 
 def _settings(frame):
-    """Returns the setting of every run, ordered by coupling, then non-recurrent first."""
+    """Returns the settings of runs, ordered by coupling, then non-recurrent first."""
     couplings = frames.numbers(frame, "coupling")
     if not ((couplings >= 0) & (couplings <= 1)).all():
         raise ArgumentError(
@@ -264,11 +313,7 @@ def _settings(frame):
 
 
 def _levels(frame, column):
-    """Returns the name of a column's value for every run, as an ordered categorical.
-
-    The standard value comes first, then numbers in ascending order, or text in the order of the
-    frame. Variations of fewer settings come first.
-    """
+    """Returns the names of a column's values: the standard one first, then numbers in order."""
     if column is None:
         return _ordered([""] * len(frame), [""])
     if column == _VARIATION and _VARIATION not in frame.columns:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from tfresidual.arguments import ArgumentError, check_number
 from tfresidual.plots import frames, style
@@ -15,16 +13,9 @@ from tfresidual.settings import EPSILON
 if TYPE_CHECKING:
     from tfresidual.types import Figure, Frame
 
-_COLUMNS = (
-    "trial",
-    "status",
-    "stage",
-    "blocks",
-    "measured_blocks",
-    "scaled_distance",
-    "mean_scaled_perturbation",
-    "meets_rule",
-)
+_VALUES = ("measured_blocks", "scaled_distance", "mean_scaled_perturbation")
+_COLUMNS = ("trial", "status", "stage", "blocks", *_VALUES, "meets_rule")
+_DEVIATION = "scaled_distance_deviation"
 # The mean of the same network before training.
 _AS_BUILT = "mean_scaled_perturbation_as_built"
 _STATUSES = ("completed", "failed", "running")
@@ -36,7 +27,7 @@ _TRUTHS = {"True": 1.0, "False": 0.0}
 
 _SHADE = "#e6f0f8"
 _FOUND = "#ece5d0"
-_DOTTED = (0, (1, 1.5))
+_DOTTED, _DASHED = (0, (1, 1.5)), (0, (6, 3))
 # With more rows than this, the dots are smaller; with more trials, the figure is wider.
 _FEW_DOTS = 40
 _FEW_TRIALS = 12
@@ -57,8 +48,8 @@ def depth_search(frame: Frame, epsilon: float = EPSILON) -> Figure:
     does not. Lines connect the dots of a stage: in the left and middle panels in the order of
     depth, through the mean of stages with the same number of blocks, and in the right panel in the
     order of the trials. Dotted lines in the middle panel show what the same networks give as built,
-    before training, if the frame has it. Values that span more than a factor of 30 (in the middle
-    panel 8) are drawn on a logarithmic axis.
+    before training. Values that span more than a factor of 30 (in the middle panel 8) are drawn on
+    a logarithmic axis.
 
     Args:
         frame: Search frame, one row per trial and stage, with the columns `trial` (from 0),
@@ -67,9 +58,6 @@ def depth_search(frame: Frame, epsilon: float = EPSILON) -> Figure:
             `scaled_distance_deviation`, drawn as error bars, `mean_scaled_perturbation_as_built`,
             and `found`, true in the rows of the trial that is the answer of the search.
         epsilon: The largest mean scaled perturbation that meets the rule, a finite number over 0.
-
-    Returns:
-        A `matplotlib.figure.Figure`.
 
     Raises:
         ValueError: if a column is missing or holds invalid values, a status is unknown,
@@ -89,27 +77,9 @@ def depth_search(frame: Frame, epsilon: float = EPSILON) -> Figure:
     distance, mean, way = figure.subplots(1, 3, width_ratios=(3.0, 3.0, 3.0 + more))
     for axes in (distance, mean, way):
         style.clean_axes(axes)
-    size = 4.8 if len(table) <= _FEW_DOTS else 3.6
-    _draw_rule_panel(
-        distance,
-        table,
-        "scaled_distance",
-        looks,
-        size,
-        rule=(lambda blocks: epsilon * blocks, "ε L"),
-        label="scaled distance d of the stage\nsum of ‖F(h)‖ / ‖h‖",
-    )
-    _draw_rule_panel(
-        mean,
-        table,
-        "mean_scaled_perturbation",
-        looks,
-        size,
-        rule=(lambda blocks: np.full(len(blocks), float(epsilon)), "ε"),
-        label="mean scaled perturbation\n‖F(h)‖ / ‖h‖",
-        span=_SPAN_OF_MEANS,
-    )
-    _draw_way(way, table, looks, size)
+    _draw_rule_panel(distance, table, "scaled_distance", looks, epsilon)
+    _draw_rule_panel(mean, table, "mean_scaled_perturbation", looks, epsilon)
+    _draw_way(way, table, looks)
     style.legend(figure, _handles(table, looks, epsilon))
     return figure
 
@@ -117,21 +87,15 @@ def depth_search(frame: Frame, epsilon: float = EPSILON) -> Figure:
 def _search_table(frame):
     """Returns the values of a search frame to draw, with a column `state` for their look."""
     frames.require_columns(frame, _COLUMNS)
-    table = {key: frames.whole_numbers(frame, key) for key in ("trial", "stage", "blocks")}
-    values = ("measured_blocks", "scaled_distance", "mean_scaled_perturbation")
-    table |= {column: frames.numbers_or_gaps(frame, column) for column in values}
-    for name, column in (("deviation", "scaled_distance_deviation"), ("as_built", _AS_BUILT)):
-        has_column = column in frame.columns
-        table[name] = frames.numbers_or_gaps(frame, column) if has_column else np.nan
-    frames.refuse_others(frame, "status", _STATUSES)
-    verdicts = [_VERDICTS.get(truth, _NOT_MEASURED) for truth in _truths(frame, "meets_rule")]
-    table["state"] = [
-        verdict if status == "completed" else status
-        for status, verdict in zip(frame["status"], verdicts, strict=True)
-    ]
-    table["found"] = (_truths(frame, "found") if "found" in frame.columns else np.nan) == 1.0
-    table = pd.DataFrame(table)
-    frames.refuse_twice(table, ("trial", "stage"), also=())
+    optional = [column for column in (_DEVIATION, _AS_BUILT) if column in frame.columns]
+    columns = ("blocks", *_VALUES, *optional)
+    carried = ("status", "meets_rule", "found")
+    table = frames.keyed_values(frame, ("trial", "stage"), columns, carried=carried)
+    table["blocks"] = frames.whole_numbers(table, "blocks")
+    frames.refuse_others(table, "status", _STATUSES)
+    verdicts = _truths(table, "meets_rule").map(_VERDICTS).fillna(_NOT_MEASURED)
+    table["state"] = verdicts.where(table["status"] == "completed", table["status"])
+    table["found"] = "found" in table and _truths(table, "found") == 1.0
     found = sorted(set(table.loc[table["found"], "trial"]))
     if len(found) > 1:
         raise ArgumentError(
@@ -139,14 +103,16 @@ def _search_table(frame):
             "be true in the column `found` for one trial at most",
             said=f"the trials {found!r}",
         )
-    return table.sort_values(["trial", "stage"], ignore_index=True)
+    for column in {_DEVIATION, _AS_BUILT} - {*optional}:
+        table[column] = np.nan
+    return table
 
 
-def _truths(frame, column):
+def _truths(table, column):
     """Returns a column of bools as 1 and 0, NaN where empty; raises a `ValueError` on others."""
-    values = frame[column].astype(object)
-    truths = values.map(lambda value: _TRUTHS.get(str(value), np.nan)).to_numpy(float)
-    if (np.isnan(truths) & values.notna()).any():
+    values = table[column].astype(object)
+    truths = values.map(lambda value: _TRUTHS.get(str(value), np.nan)).astype(float)
+    if (truths.isna() & values.notna()).any():
         raise ArgumentError(
             "frame",
             f"hold True, False or nothing in the column `{column}`",
@@ -155,73 +121,69 @@ def _truths(frame, column):
     return truths
 
 
-def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
-    """Draws a column over the measured blocks, and the limit that the rule sets.
-
-    `rule` is a function from blocks to the largest value that meets the rule, and the name of its
-    line; the axis is logarithmic if values differ by more than `span`.
-    """
+def _draw_rule_panel(axes, table, column, looks, epsilon):
+    """Draws a column over the measured blocks, and the limit that the rule sets."""
+    is_mean = column == "mean_scaled_perturbation"
+    label = "scaled distance d of the stage\nsum of ‖F(h)‖ / ‖h‖"
+    if is_mean:
+        label = "mean scaled perturbation\n‖F(h)‖ / ‖h‖"
+    style.axis_labels(axes, below="measured blocks L of the stage", beside=label)
     measured = table[table["state"].isin((_MEETS, _DOES_NOT, _NOT_MEASURED))]
     measured = measured[(measured["measured_blocks"] > 0) & measured[column].notna()]
-    style.axis_labels(axes, below="measured blocks L of the stage")
     if measured.empty:
         style.no_values(axes)
         axes.tick_params(labelbottom=False, labelleft=False)
-        style.axis_labels(axes, beside=label)
         return
     for stage, (colour, *_) in looks.items():
         here = measured[measured["stage"] == stage]
         if here.empty:
             continue
         means = here.groupby("measured_blocks")[column].mean()
-        axes.plot(
-            means.index, means, color=colour, linewidth=0.9, alpha=0.55, label=f"stage {stage}"
-        )
-        built = here.dropna(subset="as_built").groupby("measured_blocks")["as_built"].mean()
-        if column == "mean_scaled_perturbation" and len(built):
+        _draw_course(axes, means.index, means, stage, colour)
+        built = here.dropna(subset=_AS_BUILT).groupby("measured_blocks")[_AS_BUILT].mean()
+        if is_mean and len(built):
             look = {"linestyle": _DOTTED, "linewidth": 1.1, "marker": ".", "markersize": 3.0}
             axes.plot(built.index, built, color=colour, gid="as built", **look)
-        if column == "scaled_distance" and here["deviation"].notna().any():
-            bars = here.dropna(subset="deviation")
-            axes.vlines(
-                bars["measured_blocks"],
-                bars[column] - bars["deviation"],
-                bars[column] + bars["deviation"],
-                color=colour,
-                linewidth=1.0,
-                alpha=0.7,
-                gid="deviation",
-            )
-    _draw_states(axes, measured, measured["measured_blocks"], column, looks, size)
+        bars = here.dropna(subset=_DEVIATION)
+        if not is_mean and len(bars):
+            low, high = (bars[column] + sign * bars[_DEVIATION] for sign in (-1, 1))
+            look = {"color": colour, "linewidth": 1.0, "alpha": 0.7, "gid": "deviation"}
+            axes.vlines(bars["measured_blocks"], low, high, **look)
+    _draw_states(axes, measured, measured["measured_blocks"], column, looks, len(table))
 
-    _, right = _block_axis(axes, measured["measured_blocks"])
-    ends = np.array([measured["measured_blocks"].min(), right])
-    values = [measured[column].to_numpy(), rule[0](ends)]
-    if column == "scaled_distance":
-        deviations = measured["deviation"].fillna(0.0)
-        values.append((measured[column] + deviations).to_numpy())
-        values.append((measured[column] - deviations).clip(measured[column].min() / 2).to_numpy())
+    def bound(blocks):
+        return np.full(len(blocks), float(epsilon)) if is_mean else epsilon * blocks
+
+    blocks = measured["measured_blocks"]
+    _scale_blocks(axes, blocks)
+    values = [measured[column], bound(np.array([blocks.min(), axes.get_xlim()[1]]))]
+    if is_mean:
+        values.append(measured[_AS_BUILT].dropna())
     else:
-        values.append(measured["as_built"].dropna().to_numpy())
-    if _value_axis(axes, np.concatenate(values), span):
-        label += " (log scale)"
-    _draw_rule(axes, *rule)
-    style.axis_labels(axes, beside=label)
+        deviations = measured[_DEVIATION].fillna(0.0)
+        values.append(measured[column] + deviations)
+        values.append((measured[column] - deviations).clip(measured[column].min() / 2))
+    if _scale_values(axes, np.concatenate(values), _SPAN_OF_MEANS if is_mean else _SPAN):
+        style.axis_labels(axes, beside=f"{label} (log scale)")
+    _draw_rule(axes, bound, "ε" if is_mean else "ε L")
+
+
+def _draw_course(axes, places, heights, stage, colour):
+    look = {"color": colour, "linewidth": 0.9, "alpha": 0.55}
+    axes.plot(places, heights, label=f"stage {stage}", **look)
 
 
 def _draw_rule(axes, bound, name):
     """Draws the limit that the rule sets on axes with their limits, and shades what meets it."""
     left, right = axes.get_xlim()
-    blocks = np.linspace(left, right, 400)
-    if axes.get_xscale() == "log":
-        blocks = np.geomspace(left, right, 400)
+    space = np.geomspace if axes.get_xscale() == "log" else np.linspace
+    blocks = space(left, right, 400)
     blocks = blocks[blocks > 0]
-    bottom = axes.get_ylim()[0]
-    look = {"color": style.INK, "linewidth": 1.0, "linestyle": (0, (6, 3)), "zorder": 1.8}
-    axes.plot(blocks, bound(blocks), gid="rule", **look)
-    axes.fill_between(
-        blocks, bound(blocks), bottom, color=_SHADE, linewidth=0, zorder=0, gid="meets the rule"
-    )
+    heights, bottom = bound(blocks), axes.get_ylim()[0]
+    look = {"color": style.INK, "linewidth": 1.0, "linestyle": _DASHED, "zorder": 1.8}
+    axes.plot(blocks, heights, gid="rule", **look)
+    shade = {"color": _SHADE, "linewidth": 0, "zorder": 0}
+    axes.fill_between(blocks, heights, bottom, gid="meets the rule", **shade)
     axes.annotate(
         name,
         (right, bound(np.array([right]))[0]),
@@ -236,20 +198,16 @@ def _draw_rule(axes, bound, name):
     style.panel_title(axes, "shaded: the rule is met")
 
 
-def _draw_states(axes, rows, places, column, looks, size):
+def _draw_states(axes, rows, places, column, looks, count):
     """Draws rows as dots of their stage, or as faint marks if there is no verdict."""
+    size = 4.8 if count <= _FEW_DOTS else 3.6
     for state in _STATES:
         for stage, (colour, marker, _) in looks.items():
             here = (rows["state"] == state) & (rows["stage"] == stage)
             if here.any():
-                axes.plot(
-                    places[here],
-                    rows.loc[here, column],
-                    linestyle="none",
-                    gid=state,
-                    zorder=2.5,
-                    **_mark(state, colour, marker, size),
-                )
+                look = _mark(state, colour, marker, size)
+                look |= {"linestyle": "none", "gid": state, "zorder": 2.5}
+                axes.plot(places[here], rows.loc[here, column], **look)
 
 
 def _mark(state, colour, marker, size):
@@ -264,23 +222,20 @@ def _mark(state, colour, marker, size):
     return look | {"marker": marker, "markersize": size, "color": colour}
 
 
-def _block_axis(axes, blocks):
-    """Scales the horizontal axis to the numbers of blocks; returns its limits."""
+def _scale_blocks(axes, blocks):
+    """Scales the horizontal axis to the numbers of blocks."""
     low, high = float(blocks.min()), float(blocks.max())
     if style.log_scale_helps(blocks):
         axes.set_xscale("log")
         axes.set_xlim(low / 1.25, high * 1.25)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        style.log_ticks(axes.xaxis)
     else:
         pad = max(0.06 * (high - low), 0.5)
         axes.set_xlim(0.0 if low < 0.5 * high else low - pad, high + pad)
         style.whole_numbers(axes.xaxis, bins=8)
-    return axes.get_xlim()
 
 
-def _value_axis(axes, values, span=_SPAN):
+def _scale_values(axes, values, span=_SPAN):
     """Scales the vertical axis to the values; returns whether it is logarithmic."""
     low, high = np.min(values), np.max(values)
     if style.log_scale_helps(values, span):
@@ -288,35 +243,26 @@ def _value_axis(axes, values, span=_SPAN):
         style.log_scale(axes)
         return True
     pad = 0.06 * (high - low) or 0.1 * abs(high)
-    bottom = 0.0 if 0 < low < 0.5 * high else low - pad
-    axes.set_ylim(bottom, high + pad)
+    axes.set_ylim(0.0 if 0 < low < 0.5 * high else low - pad, high + pad)
     return style.wide_scale(axes, values)
 
 
-def _draw_way(axes, table, looks, size):
+def _draw_way(axes, table, looks):
     """Draws the depth of every stage over the trials, and marks the trial that was found."""
-    first, last = table["trial"].min() + 1, table["trial"].max() + 1
     # Stages are often equally deep; a small shift keeps all of them visible.
     shift = min(0.2 * (len(looks) - 1), 0.6)
     shifts = dict(zip(looks, np.linspace(-shift / 2, shift / 2, len(looks)), strict=True))
     places = table["trial"] + 1 + table["stage"].map(shifts)
     for stage, (colour, *_) in looks.items():
         here = table["stage"] == stage
-        axes.plot(
-            places[here],
-            table.loc[here, "blocks"],
-            color=colour,
-            linewidth=0.9,
-            alpha=0.55,
-            label=f"stage {stage}",
-        )
-    _draw_states(axes, table, places, "blocks", looks, size)
+        _draw_course(axes, places[here], table.loc[here, "blocks"], stage, colour)
+    _draw_states(axes, table, places, "blocks", looks, len(table))
     label = "blocks of the stage"
-    if _value_axis(axes, table["blocks"].to_numpy(float)):
+    if _scale_values(axes, table["blocks"].to_numpy(float)):
         label += " (log scale)"
     else:
         style.whole_numbers(axes.yaxis)
-    axes.set_xlim(first - 0.6, last + 0.6)
+    axes.set_xlim(table["trial"].min() + 0.4, table["trial"].max() + 1.6)
     style.whole_numbers(axes.xaxis)
     style.axis_labels(axes, below="trial", beside=label)
     if table["found"].any():
@@ -332,16 +278,14 @@ def _handles(table, looks, epsilon):
         for stage, look in looks.items()
     ]
     states = set(table["state"])
-    if states & {_MEETS, _DOES_NOT}:
-        states |= {_MEETS, _DOES_NOT}
+    has_verdicts = bool(states & {_MEETS, _DOES_NOT})
     for state in _STATES:
-        if state in states:
+        if state in states or (has_verdicts and state in (_MEETS, _DOES_NOT)):
             look = _mark(state, style.FAINT_INK, "o", 4.8)
             handles.append(style.line_handle(state, linestyle="none", **look))
-    if states & {_MEETS, _DOES_NOT}:
-        handles.append(
-            style.line_handle(f"rule, ε = {epsilon:g}", color=style.INK, linestyle=(0, (6, 3)))
-        )
-    if table["as_built"].notna().any():
-        handles.append(style.line_handle("as built", color=style.FAINT_INK, linestyle=_DOTTED))
+    if has_verdicts:
+        look = {"color": style.INK, "linestyle": _DASHED}
+        handles.append(style.line_handle(f"rule, ε = {epsilon:g}", **look))
+    if table[_AS_BUILT].notna().any():
+        handles.append(style.line_handle("as built", linestyle=_DOTTED))
     return handles

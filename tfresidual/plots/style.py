@@ -208,20 +208,13 @@ def depth_colours(count):
 
 
 def depth_looks(count):
-    """Returns a dictionary from block to `Look`.
-
-    Lines grow from thin for the lowest block to thick for the highest, which shows the order of the
-    blocks to readers who cannot see the colours.
-    """
+    """Returns a dictionary from block to `Look`; widths show the order, too."""
     widths = np.linspace(0.8, 2.0, count)
     return {i: Look(colour, "", widths[i]) for i, colour in enumerate(depth_colours(count))}
 
 
 def log_scale_helps(values, span=30.0):
-    """Returns whether values are positive and differ by more than a factor `span`.
-
-    On a linear axis, the small ones would not be visible.
-    """
+    """Returns whether values are positive and differ by more than a factor `span`."""
     values = np.asarray(values, dtype=float)
     values = values[np.isfinite(values)]
     return bool(values.min() > 0 and values.max() / values.min() > span)
@@ -239,16 +232,18 @@ def log_scale(axes):
     _set_scale(axes, "log")
     low, high = axes.get_ylim()
     if high / low < 1e3:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        log_ticks(axes.yaxis)
+
+
+def log_ticks(axis):
+    """Sets the ticks of a logarithmic axis to 1, 2 and 5 times powers of ten."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def wide_scale(axes, values):
-    """Makes the value axis logarithmic if `log_scale_helps`, with a linear part down to any zero.
-
-    Returns whether the axis is logarithmic now; it is not if values are negative.
-    """
+    """Makes the value axis logarithmic if that helps, down to any zero; returns whether it is."""
     values = np.asarray(values, dtype=float)
     positive = values[np.isfinite(values) & (values > 0)]
     if len(positive) == 0 or np.nanmin(values) < 0 or not log_scale_helps(positive):
@@ -271,6 +266,13 @@ def signed_scale(axes, values, span=30.0):
         return False
     _set_scale(axes, "symlog", linthresh=10 ** np.floor(np.log10(np.median(sizes))))
     return True
+
+
+def index_axis(axes, values):
+    """Limits the value axis to indices, which are mostly from 0 to 1."""
+    low, high = np.nanmin(np.append(values, 0)), np.nanmax(np.append(values, 1))
+    pad = 0.05 * (high - low)
+    axes.set_ylim(low - pad, high + pad)
 
 
 def percent_axis(axes):
@@ -302,12 +304,7 @@ def line_handle(label, **look):
 
 
 def legend(figure, handles):
-    """Puts a legend above the panels, at the right, where it covers no data.
-
-    If the entries do not fit into one row, they are in several rows, filled column by column. More
-    than `MOST_LEGEND_ROWS` would leave no height to the panels: they stand beside them, one below
-    the other.
-    """
+    """Puts a legend above the panels, or beside them if it has more than `MOST_LEGEND_ROWS`."""
     widths = [0.47 + 0.06 * len(handle.get_label()) for handle in handles]
     room = figure.get_figwidth() - 0.4 - 0.09 * len(figure.get_suptitle())
     columns = len(handles) if sum(widths) <= room else max(1, int(room / max(widths)))

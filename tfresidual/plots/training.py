@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from tfresidual.arguments import ArgumentError
-from tfresidual.declarations import Line, Panel
+from tfresidual.declarations import ZERO, Drawing, Line, Panel
 from tfresidual.plots import frames, style
-from tfresidual.plots.drawings import DRAWINGS
 from tfresidual.plots.engine import draw_table, read
 
 if TYPE_CHECKING:
@@ -28,12 +26,19 @@ _METRICS: dict[str, tuple[str, Any]] = {
     "gradient_ratio": ("gradient norm ratio r\n‖∂L/∂h₁‖ / ‖∂L/∂h₁₊₂ₙ‖", "wide"),
     "state_l1": ("L1 norm of the last state", "log"),
 }
-_NORMS = Panel(
-    "norm of the state after the block\nat initialization",
-    (Line("state_norm"),),
-    "log",
-    over="block",
-    below="block",
+_OF_BLOCKS = Drawing(
+    "Iterative inference",
+    (
+        Panel("cosine loss", (Line("cosine_loss"),), levels=(ZERO,)),
+        Panel("l2 ratio ‖F(h)‖ / ‖h‖", (Line("l2_ratio"),), "wide"),
+        Panel("intermediate accuracy", (Line("1 - readout_error"),), "share"),
+    ),
+    "epoch",
+    "epoch",
+    keys=("stage", "block", "epoch"),
+    colour="block",
+    rows=("split", "stage"),
+    columns=("panel",),
 )
 
 
@@ -63,15 +68,14 @@ def iterative_inference(frame: Frame, stages: Iterable[int] | None = None) -> Fi
     columns = getattr(frame, "columns", ())
     if "error" in columns and "readout_error" not in columns:
         frame = frame.rename(columns={"error": "readout_error"})
-    drawing = DRAWINGS["iterative_inference"]
-    table = read(frame, drawing)
+    table = read(frame, _OF_BLOCKS)
     found = sorted(set(table["stage"]))
     chosen = [found[-1]] if stages is None else list(frames.listed(stages, "stages", "stages"))
     if not chosen or not set(chosen) <= set(found):
         raise ArgumentError("stages", f"hold stages of `frame`: {found}", said=repr(chosen))
     table = table[table["stage"].isin(chosen)]
-    frames.refuse_nothing(table, [panel.lines[0].column for panel in drawing.panels])
-    return draw_table(table, drawing)
+    frames.refuse_nothing(table, [panel.lines[0].column for panel in _OF_BLOCKS.panels])
+    return draw_table(table, _OF_BLOCKS)
 
 
 def training_curves(history: Frame, metrics: Iterable[str] | None = None) -> Figure:
@@ -103,8 +107,16 @@ def training_curves(history: Frame, metrics: Iterable[str] | None = None) -> Fig
         "validation": {name: f"val_{name}" for name in shown if f"val_{name}" in history.columns},
     }
     parts = _by_split(history, {"epoch": epochs}, columns, "history")
-    panels = tuple(Panel(name.replace("_", " "), (Line(name),), "wide") for name in shown)
-    drawing = dataclasses.replace(DRAWINGS["training_curves"], panels=panels)
+    drawing = Drawing(
+        "Training",
+        tuple(Panel(name.replace("_", " "), (Line(name),), "wide") for name in shown),
+        "epoch",
+        "epoch",
+        dash="split",
+        rows=(),
+        columns=("panel",),
+        wrap=2,
+    )
     best_of = shown[1] if len(shown) > 1 else "loss"
     held_out = [part for part in parts if best_of in part][-1]
     split, values = held_out["split"].iloc[0], held_out[best_of].to_numpy()
@@ -130,21 +142,12 @@ def training_curves(history: Frame, metrics: Iterable[str] | None = None) -> Fig
 
 
 def _by_split(frame, keys, columns, name):
-    """Returns a table of training and one of validation, with the same names of the metrics.
-
-    Args:
-        frame: A history frame.
-        keys: A dict of the columns that both tables have.
-        columns: A dict by split of dicts of the column of the frame by metric.
-        name: The name of the frame in an error.
-    """
+    """Returns a table per split with the same names of the metrics, of the columns by metric."""
     return [
         pd.DataFrame(
-            {
-                **keys,
-                "split": split,
-                **{metric: frames.numbers(frame, column, name) for metric, column in named.items()},
-            }
+            keys
+            | {"split": split}
+            | {metric: frames.numbers(frame, column, name) for metric, column in named.items()}
         )
         for split, named in columns.items()
         if named
@@ -162,10 +165,7 @@ def _default_metrics(history):
 
 
 def _rate_drops(history, epochs):
-    """Returns pairs (place on the epoch axis, new rate).
-
-    The place is halfway between the last epoch of the old rate and the first of the new one.
-    """
+    """Returns pairs of a place, between the epochs of the old and the new rate, and a new rate."""
     column = next((name for name in ("learning_rate", "lr") if name in history.columns), None)
     if column is None:
         return []
@@ -176,11 +176,10 @@ def _rate_drops(history, epochs):
 
 def _mark_drops(axes, drops, epochs):
     """Draws a line per drop and writes the new rate above the axes where there is room."""
-    room = 0.09 * max(np.ptp(epochs), 1)
     last = -np.inf
     for place, rate in drops:
         axes.axvline(place, color=style.FAINT_INK, linewidth=0.8, linestyle="--", gid="drop")
-        if place - last >= room:
+        if place - last >= 0.09 * max(np.ptp(epochs), 1):
             style.text_above(axes, place, f"{rate:.2g}")
             last = place
 
@@ -233,15 +232,26 @@ def network_curves(
     parts = _by_split(histories, keys, columns, "histories")
     if propagation is not None:
         parts.append(_norm_table(propagation))
-        panels.append(_NORMS)
+        label = "norm of the state after the block\nat initialization"
+        panels.append(Panel(label, (Line("state_norm"),), "log", over="block", below="block"))
     table = pd.concat(parts, ignore_index=True)
     if set(table["split"]) == {"training"}:
         table["split"] = ""
-    return draw_table(table, dataclasses.replace(DRAWINGS["network_curves"], panels=tuple(panels)))
+    drawing = Drawing(
+        "Networks compared",
+        tuple(panels),
+        "epoch",
+        "epoch",
+        colour="network",
+        dash="split",
+        rows=(),
+        columns=("panel",),
+        share_x="col",
+    )
+    return draw_table(table, drawing)
 
 
 def _network_keys(frame):
-    """Returns the network and the seed of every row."""
     return {
         "network": frame["network"].map(str).to_numpy(object),
         "seed": frame.get("seed", pd.Series(0, frame.index)).to_numpy(),
@@ -249,7 +259,6 @@ def _network_keys(frame):
 
 
 def _norm_table(propagation):
-    """Returns the norms of states, with the column that `_NORMS` draws."""
     columns = ("network", "stage", "block", "state_norm")
     frames.require_columns(propagation, columns, "propagation")
     table = pd.DataFrame(

@@ -43,9 +43,6 @@ def trajectories(
         repeated: The same, for the route that repeats the last block.
         solutions: Array `(inputs, 2)`, the right answers, or `None`.
 
-    Returns:
-        A `matplotlib.figure.Figure`.
-
     Raises:
         ValueError: if a column is missing or holds no finite number, the frames differ in their
             networks or inputs, several rows describe the same step, or `solutions` does not fit.
@@ -53,17 +50,15 @@ def trajectories(
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figure 1.
     """
-    tables = {
-        name: _points(frame, name)
-        for name, frame in (("readout", readout), ("dropped", dropped), ("repeated", repeated))
-    }
+    given = {"readout": readout, "dropped": dropped, "repeated": repeated}
+    tables = {name: _points(frame, name) for name, frame in given.items()}
     networks = list(dict.fromkeys(tables["readout"]["network"]))
     inputs = tables["readout"].groupby("input")[["x1", "x2"]].first()
     for name, table in tables.items():
         same = set(table["network"]) == set(networks) and set(table["input"]) == set(inputs.index)
         if not same:
             raise ArgumentError(
-                ("readout", "dropped", "repeated"),
+                tuple(tables),
                 "have the same networks and inputs",
                 said=f"{name} with the networks {sorted(set(table['network']))} and "
                 f"{table['input'].nunique()} inputs",
@@ -77,11 +72,11 @@ def trajectories(
     }
     windows = _windows(drawn, networks, inputs, solutions)
 
-    title = "Trajectories of the estimate"
-    figure = style.new_figure(max(2.2 * len(networks) + 0.9, 6.6), 7.6, title)
+    figure = style.new_figure(
+        max(2.2 * len(networks) + 0.9, 6.6), 7.6, "Trajectories of the estimate"
+    )
     grid = figure.subplots(len(_ROWS), len(networks), sharex="row", sharey="row", squeeze=False)
-    blocks = tables["readout"]["step"].max()
-    colours = style.depth_colours(blocks + 1)
+    colours = style.depth_colours(tables["readout"]["step"].max() + 1)
     for row, (name, window) in enumerate(zip(_ROWS, windows, strict=True)):
         for axes, network in zip(grid[row], networks, strict=True):
             style.clean_axes(axes)
@@ -89,9 +84,7 @@ def trajectories(
             _draw_paths(axes, row, _of(tables["readout"], network))
             _draw_dots(axes, row, drawn[row, network], colours)
             _draw_ends(axes, inputs, solutions)
-            (left, right), (low, high) = window
-            axes.set_xlim(left, right)
-            axes.set_ylim(low, high)
+            axes.set(xlim=window[0], ylim=window[1])
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(MaxNLocator(nbins=4))
             _count_outside(axes, drawn[row, network], window)
@@ -105,7 +98,7 @@ def trajectories(
 
 
 def _points(frame, name):
-    """Returns the columns network, route (as a number), input, step, x1, x2, z1 and z2."""
+    """Returns the checked table of a frame, in which routes are numbered."""
     frames.require_columns(frame, _COLUMNS, name)
     networks = frame["network"] if "network" in frame.columns else [""] * len(frame)
     table = pd.DataFrame({"network": np.asarray(networks, dtype=object)})
@@ -178,30 +171,17 @@ def _windows(drawn, networks, inputs, solutions):
 
 def _draw_paths(axes, row, readout):
     """Draws the unperturbed trajectories as lines."""
+    look = {"color": "#bdbdbd", "gid": "unperturbed"} if row else {"color": style.FAINT_INK}
     for _, path in readout.groupby("input"):
-        axes.plot(
-            path["z1"],
-            path["z2"],
-            color=style.FAINT_INK if row == 0 else "#bdbdbd",
-            linewidth=0.9,
-            zorder=1.5,
-            gid="unperturbed" if row else None,
-        )
+        axes.plot(path["z1"], path["z2"], linewidth=0.9, zorder=1.5, **look)
 
 
 def _draw_dots(axes, row, dots, colours):
     """Draws the estimates of the row's own routes."""
     if row == 2:
+        look = {"color": style.ORANGE, "linewidth": 0.9, "marker": "o", "markersize": 3.2}
         for _, path in dots.groupby("input"):
-            axes.plot(
-                path["z1"],
-                path["z2"],
-                color=style.ORANGE,
-                linewidth=0.9,
-                marker="o",
-                markersize=3.2,
-                zorder=2.2,
-            )
+            axes.plot(path["z1"], path["z2"], zorder=2.2, **look)
         return
     axes.scatter(
         dots["z1"],
@@ -218,16 +198,8 @@ def _draw_ends(axes, inputs, solutions):
     """Marks the inputs, and the solutions if they are known."""
     axes.plot(inputs["x1"], inputs["x2"], "x", color=style.INK, markersize=6, zorder=3, gid="input")
     if solutions is not None:
-        axes.plot(
-            *solutions.T,
-            "o",
-            color="none",
-            markeredgecolor=style.INK,
-            markersize=9,
-            markeredgewidth=1.1,
-            zorder=3,
-            gid="solution",
-        )
+        ring = {"color": "none", "markeredgecolor": style.INK, "markeredgewidth": 1.1}
+        axes.plot(*solutions.T, "o", markersize=9, zorder=3, gid="solution", **ring)
 
 
 def _count_outside(axes, dots, window):
@@ -236,17 +208,10 @@ def _count_outside(axes, dots, window):
     for column, (low, high) in zip(("z1", "z2"), window, strict=True):
         inside &= dots[column].between(low, high).to_numpy()
     if not inside.all():
-        axes.text(
-            0.97,
-            0.03,
-            f"{(~inside).sum()} of {len(dots)} outside",
-            transform=axes.transAxes,
-            ha="right",
-            va="bottom",
-            fontsize=style.SMALL_SIZE - 1,
-            color=style.FAINT_INK,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5},
-        )
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5}
+        look = {"fontsize": style.SMALL_SIZE - 1, "color": style.FAINT_INK, "bbox": box}
+        look |= {"ha": "right", "va": "bottom", "transform": axes.transAxes}
+        axes.text(0.97, 0.03, f"{(~inside).sum()} of {len(dots)} outside", **look)
 
 
 def _handles(colours, with_solutions):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_bool
-from tfresidual.declarations import Column, Figure, Probe
+from tfresidual.declarations import ZERO, Column, Drawing, Figure, Line, Panel, Probe
 from tfresidual.probes.measure import check_blocks
 from tfresidual.probes.predictions import (
     COUNTED,
@@ -82,6 +82,19 @@ DECLARATION = Probe(
                 "parts add up to the logit by definition: biases, and how far the head is "
                 "from being linear. It is nearly the whole logit if the head begins with "
                 "layer or RMS normalization, whose divisor changes with the state."
+            ),
+            drawing=Drawing(
+                "Attribution",
+                (
+                    Panel("part of the logit", (Line("attribution", mark="bar"),), levels=(ZERO,)),
+                    Panel(
+                        "sum of the parts so far",
+                        (Line("attribution", mark="sum"),),
+                        levels=(ZERO,),
+                    ),
+                ),
+                "state",
+                "part",
             ),
         ),
     ),

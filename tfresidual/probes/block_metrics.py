@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.declarations import LINES, Column, Figure, Probe, Study
+from tfresidual.declarations import (
+    LINES,
+    ZERO,
+    Column,
+    Drawing,
+    Figure,
+    Level,
+    Line,
+    Panel,
+    Probe,
+    Study,
+    over_blocks,
+)
 from tfresidual.probes.measure import measure
 from tfresidual.probes.perturbation import ALL_STAGES, distances_of
 from tfresidual.probes.stopping_rule import depth_for
@@ -135,6 +147,12 @@ DECLARATION = Probe(
             frames=("block_metrics",),
             has_table=True,
             finding="cosine_loss",
+            drawing=over_blocks(
+                "Cosine loss",
+                "cosine of block output F(h)\nand loss gradient ∂L/∂h",
+                "cosine_loss",
+                levels=(ZERO,),
+            ),
         ),
         Figure(
             name="l2_ratio",
@@ -148,6 +166,12 @@ DECLARATION = Probe(
             ),
             source="Jastrzebski et al. 2018, figure 2",
             frames=("block_metrics",),
+            drawing=over_blocks(
+                "l2 ratio",
+                "size of block output over input\n‖F(h)‖ / ‖h‖",
+                "l2_ratio",
+                scale="wide",
+            ),
         ),
         Figure(
             name="gradient_norm",
@@ -159,6 +183,12 @@ DECLARATION = Probe(
                 "indicates exploding or vanishing gradients."
             ),
             frames=("block_metrics",),
+            drawing=over_blocks(
+                "Gradient norm",
+                "size of loss gradient at the\nblock input ‖∂L/∂h‖",
+                "gradient_norm",
+                scale="wide",
+            ),
         ),
         Figure(
             name="perturbation",
@@ -171,6 +201,12 @@ DECLARATION = Probe(
             ),
             source="Hauser 2019, figure 2",
             frames=("block_metrics",),
+            drawing=over_blocks(
+                "Perturbation",
+                "distance the block moves\nthe state ‖F(h)‖",
+                "perturbation",
+                scale="wide",
+            ),
         ),
         Figure(
             name="scaled_perturbation",
@@ -186,6 +222,13 @@ DECLARATION = Probe(
             source="Hauser 2019, figure 5",
             frames=("block_metrics",),
             takes_epsilon=True,
+            drawing=over_blocks(
+                "Scaled perturbation",
+                "distance moved over size of state\n‖F(h)‖ / ‖h‖",
+                "scaled_perturbation",
+                scale="wide",
+                levels=(Level(argument="epsilon", name="ε = {:g}", dash="--"),),
+            ),
         ),
         Figure(
             name="computational_distance",
@@ -203,6 +246,27 @@ DECLARATION = Probe(
             ),
             source="Hauser 2019, figures 3 and 6, section 2.3",
             has_table=True,
+            drawing=Drawing(
+                "Computational distance",
+                (
+                    Panel(
+                        "sum of ‖F(h)‖ over the blocks",
+                        (Line("distance", mark="bar"),),
+                        title="absolute",
+                    ),
+                    Panel(
+                        "sum of ‖F(h)‖ / ‖h‖ over the blocks",
+                        (Line("scaled_distance", mark="bar"),),
+                        title="scaled",
+                    ),
+                ),
+                "stage",
+                "",
+                keys=(),
+                texts=("stage",),
+                rows=(),
+                columns=("panel",),
+            ),
         ),
         Figure(
             name="cosine_loss_by_epoch",
@@ -229,6 +293,13 @@ DECLARATION = Probe(
             source="Jastrzebski et al. 2018, figure 13",
             frames=("block_metrics_by_epoch",),
             draw="readout_cosine_loss",
+            drawing=over_blocks(
+                "Cosine loss, read-out form",
+                "cosine of block output F(h) and\ngradient of the read-out loss",
+                "readout_cosine_loss",
+                levels=(ZERO,),
+                sparse=True,
+            ),
         ),
         Figure(
             name="l2_ratio_by_epoch",

@@ -9,7 +9,17 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_int, check_number
-from tfresidual.declarations import UNROLLED, UNROLLED_SCALE, Column, Figure, Probe, Study
+from tfresidual.declarations import (
+    UNROLLED,
+    UNROLLED_SCALE,
+    Column,
+    Drawing,
+    Figure,
+    Line,
+    Panel,
+    Probe,
+    Study,
+)
 from tfresidual.probes.evaluate_routes import places_of
 from tfresidual.probes.measure import weighted_mean
 from tfresidual.routing import evaluate
@@ -70,6 +80,19 @@ DECLARATION = Probe(
             ),
             source="Jastrzebski et al. 2018, figure 6",
             rows={"along": "blocks"},
+            drawing=Drawing(
+                "Borderline images",
+                (
+                    Panel("accuracy", (Line("accuracy"),), scale="share"),
+                    Panel("cross-entropy", (Line("cross_entropy"),), scale="wide"),
+                    Panel("entropy", (Line("entropy"),), scale="wide"),
+                ),
+                "place",
+                colour="group",
+                dash="split",
+                rows=(),
+                columns=("panel",),
+            ),
         ),
         Figure(
             name="borderline_repeated",

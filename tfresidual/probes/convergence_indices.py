@@ -10,7 +10,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_bool, check_choice, is_number
-from tfresidual.declarations import Column, Figure, Probe, Study
+from tfresidual.declarations import Column, Drawing, Figure, Level, Line, Panel, Probe, Study
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
@@ -82,6 +82,27 @@ DECLARATION = Probe(
                 "figure 2a"
             ),
             frames=("readout", "drop_blocks", "repeat_last_block", "convergence_indices"),
+            drawing=Drawing(
+                "Errors on changed routes",
+                (
+                    Panel(
+                        "error",
+                        (Line("error"),),
+                        scale="share",
+                        levels=(
+                            Level(column="unperturbed_error", name="unperturbed", dash=":"),
+                            Level(argument="chance", name="chance", dash="--"),
+                        ),
+                        from_zero=True,
+                    ),
+                ),
+                "place",
+                colour="stage",
+                rows=("split",),
+                columns=("panel",),
+                share_x="col",
+                share_y=True,
+            ),
         ),
         Figure(
             name="convergence_indices",
@@ -102,6 +123,30 @@ DECLARATION = Probe(
             ),
             has_table=True,
             finding="indices",
+            drawing=Drawing(
+                "Convergence indices",
+                (
+                    Panel(
+                        "index",
+                        (Line("convergence_index", mark="dots"),),
+                        title="convergence index",
+                    ),
+                    Panel(
+                        "index", (Line("recurrence_index", mark="dots"),), title="recurrence index"
+                    ),
+                    Panel(
+                        "index", (Line("divergence_index", mark="dots"),), title="divergence index"
+                    ),
+                ),
+                "place",
+                "",
+                colour="stage",
+                dash="basis",
+                keys=(),
+                texts=("stage", "basis"),
+                rows=(),
+                columns=("panel",),
+            ),
         ),
         Figure(
             name="convergence_curves",
@@ -122,6 +167,19 @@ DECLARATION = Probe(
                 "figures 6b and 6c"
             ),
             frames=("readout", "repeat_last_block"),
+            drawing=Drawing(
+                "Stages, and their last blocks",
+                (
+                    Panel("cross-entropy", (Line("cross_entropy"),), scale="wide"),
+                    Panel("distance to final state", (Line("distance"),), scale="wide"),
+                ),
+                "applied",
+                "number of blocks applied",
+                colour="stage",
+                dash="split",
+                rows=(),
+                columns=("panel",),
+            ),
         ),
     ),
     studies=(Study(),),

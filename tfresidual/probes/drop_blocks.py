@@ -8,7 +8,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool, check_choice, check_int
-from tfresidual.declarations import LINES, Figure, Probe
+from tfresidual.declarations import LINES, Figure, Level, Probe, over_blocks
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.fills import FILLS, ZERO, filled, route_with_fill
 from tfresidual.probes.measure import weighted_mean
@@ -43,6 +43,13 @@ DECLARATION = Probe(
                 "dropped."
             ),
             source="Jastrzebski et al. 2018, figures 3 and 12",
+            drawing=over_blocks(
+                "Dropped block",
+                "accuracy without the block",
+                "1 - error",
+                scale="share",
+                levels=(Level(column="1 - unperturbed_error", name="no block dropped", dash=":"),),
+            ),
         ),
         Figure(
             name="drop_blocks_by_epoch",

@@ -13,7 +13,7 @@ from keras import ops
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_int
-from tfresidual.declarations import Column, Figure, Probe, Study
+from tfresidual.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -57,6 +57,19 @@ DECLARATION = Probe(
             source=(
                 "Iterative convergent computation is not a useful inductive bias for ResNets, "
                 "appendix C"
+            ),
+            drawing=Drawing(
+                "Weight deviations",
+                (
+                    Panel(
+                        "mean deviation from the stage's mean\n(standardised)",
+                        (Line("deviation"),),
+                        from_zero=True,
+                    ),
+                ),
+                keys=("stage", "block", "role"),
+                colour="layer",
+                dash="variable",
             ),
         ),
     ),

@@ -13,7 +13,7 @@ from keras import ops
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
-from tfresidual.declarations import Column, Figure, Probe, Study
+from tfresidual.declarations import ZERO, Column, Drawing, Figure, Line, Panel, Probe, Study
 from tfresidual.machine.console import progress_bar
 from tfresidual.metrics import change_of, norm, ratio
 from tfresidual.probes.drop_blocks import rows_of
@@ -81,6 +81,31 @@ DECLARATION = Probe(
                 "that change the state little."
             ),
             source="Jastrzebski et al. 2018, equations 2 to 4",
+            drawing=Drawing(
+                "First-order share",
+                (
+                    Panel(
+                        "mean change of the loss",
+                        (
+                            Line("loss_change", "with and without the block"),
+                            Line("first_order", "predicted at its input", "--"),
+                            Line("first_order_after", "predicted at its output", ":"),
+                        ),
+                        scale="signed",
+                        levels=(ZERO,),
+                        height=3,
+                    ),
+                    Panel(
+                        "rank correlation\nover the images",
+                        (
+                            Line("rank_correlation", dash="--"),
+                            Line("rank_correlation_after", dash=":"),
+                        ),
+                        levels=(ZERO,),
+                        height=2,
+                    ),
+                ),
+            ),
         ),
     ),
     studies=(Study(splits=("test",), images=512),),

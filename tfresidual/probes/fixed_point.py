@@ -11,7 +11,17 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError
-from tfresidual.declarations import UNROLLED, Column, Figure, Probe, Study
+from tfresidual.declarations import (
+    UNROLLED,
+    Column,
+    Drawing,
+    Figure,
+    Level,
+    Line,
+    Panel,
+    Probe,
+    Study,
+)
 from tfresidual.metrics import change_of, norm
 from tfresidual.probes.measure import counted_weights, weighted_mean
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
@@ -68,6 +78,26 @@ DECLARATION = Probe(
             source=(
                 "Iterative convergent computation is not a useful inductive bias for ResNets, "
                 "section 4.2"
+            ),
+            drawing=Drawing(
+                "The last block applied again",
+                (
+                    Panel("change of the state per repetition", (Line("change"),), scale="log"),
+                    Panel("distance to the last state", (Line("distance"),), scale="log"),
+                    Panel(
+                        "contraction: change over\nthe previous change",
+                        (Line("contraction", band="largest_contraction"),),
+                        levels=(Level(argument="mu", name="μ = {:g} per repetition", dash=":"),),
+                        from_zero=True,
+                    ),
+                ),
+                "repetition",
+                "extra applications of the last block",
+                keys=("stage", "repetition"),
+                colour="stage",
+                dash="split",
+                rows=(),
+                columns=("panel",),
             ),
         ),
     ),

@@ -27,7 +27,7 @@ from keras import backend, ops
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_int, check_number
-from tfresidual.declarations import Column, Figure, Probe
+from tfresidual.declarations import Column, Drawing, Figure, Line, Panel, Probe
 from tfresidual.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
 from tfresidual.probes.measure import by_split, measure
@@ -78,6 +78,20 @@ DECLARATION = Probe(
                 "the larger one, the rest of the network lengthens the step."
             ),
             source="Hauser 2019, equations 3, 4 and 12",
+            drawing=Drawing(
+                "Line element",
+                (
+                    Panel("length of the step", (Line("length"),), scale="wide"),
+                    Panel(
+                        "parts of its square",
+                        (
+                            Line("layer_part", "across the layers, ‖F(h)‖²"),
+                            Line("spatial_part", "at the last state, ‖J F(h)‖²", "--"),
+                        ),
+                        scale="wide",
+                    ),
+                ),
+            ),
         ),
     ),
     by_default=False,

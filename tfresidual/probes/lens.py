@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool, check_choice
-from tfresidual.declarations import Column, Figure, Probe, Study
+from tfresidual.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
 from tfresidual.probes.measure import check_blocks
 from tfresidual.probes.predictions import (
     COUNTED,
@@ -84,6 +84,21 @@ DECLARATION = Probe(
                 "that the label has the highest output."
             ),
             source="Jastrzebski et al. 2018, section 4.2, for the last stage",
+            drawing=Drawing(
+                "Lens",
+                (
+                    Panel(
+                        "nats",
+                        (Line("cross_entropy", "cross-entropy"), Line("entropy", "entropy", "--")),
+                        scale="wide",
+                        height=3,
+                    ),
+                    Panel("KL to final, nats", (Line("kl"),), scale="wide", height=2),
+                    Panel("rank of the label", (Line("rank"),), scale="wide", height=2),
+                ),
+                "state",
+                "after block",
+            ),
         ),
     ),
     studies=(Study(splits=("test",)),),

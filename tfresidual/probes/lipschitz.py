@@ -8,7 +8,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
-from tfresidual.declarations import Column, Figure, Probe, Study
+from tfresidual.declarations import Column, Drawing, Figure, Level, Line, Panel, Probe, Study
 from tfresidual.machine.console import progress_bar
 
 if TYPE_CHECKING:
@@ -70,6 +70,29 @@ DECLARATION = Probe(
             ),
             frames=("lipschitz",),
             has_table=True,
+            drawing=Drawing(
+                "Lipschitz bounds",
+                (
+                    Panel(
+                        "bound of the branch's\nLipschitz constant",
+                        (
+                            Line("estimate", "estimate", band="certified"),
+                            Line("certified", "certified", ":"),
+                        ),
+                        scale="wide",
+                        levels=(Level(argument="mu", name="μ = {:g}", dash="--"),),
+                        height=3,
+                    ),
+                    Panel(
+                        "divisor of the branch",
+                        (Line("divisor"),),
+                        scale="wide",
+                        levels=(Level(1.0),),
+                        height=2,
+                    ),
+                ),
+                gap="has no bound",
+            ),
         ),
     ),
     studies=(Study(),),

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_ints, is_int
-from tfresidual.declarations import Column, Figure, Probe
+from tfresidual.declarations import ZERO, Column, Drawing, Figure, Level, Line, Panel, Probe
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.measure import block_places, check_blocks, repeated, weighted_mean
 from tfresidual.probes.predictions import (
@@ -97,6 +97,18 @@ DECLARATION = Probe(
             reading=(
                 "At 0, it makes no difference for which image the block adds; at 1, the logit "
                 "is that of the other image. The effects of the blocks need not add up to 1."
+            ),
+            drawing=Drawing(
+                "Patching",
+                (
+                    Panel(
+                        "effect on the logit\n(1: as in the other run)",
+                        (Line("effect"),),
+                        levels=(ZERO, Level(1.0, dash="--")),
+                    ),
+                ),
+                "state",
+                "after block",
             ),
         ),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual import sources
-from tfresidual.declarations import LINES, Column, Figure, Probe
+from tfresidual.declarations import LINES, Column, Figure, Probe, over_blocks
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.routing import routes
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -49,6 +49,12 @@ DECLARATION = Probe(
                 "that can be read out only then."
             ),
             source="Jastrzebski et al. 2018, figure 5, at the end of training",
+            drawing=over_blocks(
+                "Early read-out",
+                "accuracy with the stage\nended after the block",
+                "1 - error",
+                scale="share",
+            ),
         ),
         Figure(
             name="readout_by_epoch",

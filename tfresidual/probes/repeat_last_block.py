@@ -11,7 +11,17 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_bool, check_int
-from tfresidual.declarations import UNROLLED, UNROLLED_SCALE, Figure, Probe, Study
+from tfresidual.declarations import (
+    UNROLLED,
+    UNROLLED_SCALE,
+    ZERO,
+    Drawing,
+    Figure,
+    Line,
+    Panel,
+    Probe,
+    Study,
+)
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.block_metrics import block_metrics
 from tfresidual.probes.evaluate_routes import frames_of_rows
@@ -64,6 +74,25 @@ DECLARATION = Probe(
             source="Jastrzebski et al. 2018, figure 20, left",
             frames=("repetition_metrics", "trained_blocks"),
             finding="repetition_metrics",
+            drawing=Drawing(
+                "Repeated last block",
+                (
+                    Panel(
+                        "cosine of step F(h)\nand loss gradient ∂L/∂h",
+                        (Line("cosine_loss"),),
+                        levels=(ZERO,),
+                    ),
+                    Panel(
+                        "size of step over state\n‖F(h)‖ / ‖h‖", (Line("l2_ratio"),), scale="wide"
+                    ),
+                ),
+                "repetition",
+                "repetition of the last block (0: as trained)",
+                keys=("stage", "repetition"),
+                dash="split",
+                columns=("stage",),
+                wrap=0,
+            ),
         ),
         Figure(
             name="repetition_metrics_scaled",

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_int, check_ints
-from tfresidual.declarations import Figure, Probe, Study
+from tfresidual.declarations import Drawing, Figure, Level, Line, Panel, Probe, Study
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -39,6 +39,22 @@ DECLARATION = Probe(
             ),
             reading="If the error hardly rises, the order of the blocks matters little.",
             source="Veit et al. 2016, on reordering",
+            drawing=Drawing(
+                "Shuffled blocks",
+                (
+                    Panel(
+                        "error",
+                        (Line("error", mark="dots"),),
+                        scale="share",
+                        levels=(Level(column="unperturbed_error", name="order kept", dash=":"),),
+                        from_zero=True,
+                    ),
+                ),
+                "kendall_tau",
+                "Kendall's τ of the order and the trained one (1: order kept)",
+                rows=(),
+                columns=("stage",),
+            ),
         ),
     ),
     studies=(Study(splits=("test",)),),

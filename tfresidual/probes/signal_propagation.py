@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import backend, ops
 
 from tfresidual import sources
-from tfresidual.declarations import Column, Figure, Probe, Study
+from tfresidual.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.measure import measure
 from tfresidual.routing.gradients import (
@@ -94,6 +94,24 @@ DECLARATION = Probe(
                 "branches add nothing along the gradient."
             ),
             source="He et al. 2016, equations 5 and 8",
+            drawing=Drawing(
+                "Signal propagation",
+                (
+                    Panel("norm of the state after\nthe block", (Line("state_norm"),), scale="log"),
+                    Panel(
+                        "norm of the loss gradient\nthere",
+                        (Line("state_gradient_norm"),),
+                        scale="log",
+                    ),
+                    Panel(
+                        "share of the gradient\nthrough shortcuts",
+                        (Line("shortcut_share"),),
+                        scale="signed",
+                    ),
+                ),
+                dash="split",
+                epochs="colours",
+            ),
         ),
     ),
     studies=(Study(splits=("test",)),),

@@ -85,10 +85,9 @@ def differences(frame: Frame, column: str) -> Frame:
         column: the column that is compared.
 
     Returns:
-        A `pandas.DataFrame` with the columns that name the place (such as `stage` and `block`), one
-        per network, and the difference: the second network minus the first, or of more than two
-        networks the largest minus the smallest value. At most `MOST_ROWS` rows, the largest
-        difference first.
+        A `pandas.DataFrame` of at most `MOST_ROWS` rows, the largest difference first. Its columns
+        are the place (such as `stage` and `block`), the networks, and the difference: the second
+        network minus the first, or of more than two the largest minus the smallest value.
     """
     names = list(dict.fromkeys(frame["split"]))
     keys = [name for name in (*PLACES, "position", "part") if name in frame]

@@ -48,16 +48,12 @@ def study_figures(frames, epsilon):
     """Draws the figures of a study of one network.
 
     Args:
-        frames: a dict of the frames named in `FIGURES`. A figure is left out if one of its frames
-            is missing, or if its column holds no number (for example, because the only block of a
-            stage changes the shape).
-        epsilon: the mean scaled perturbation of the stopping rule.
+        frames: a dict of frames by name. A figure is left out if one of its frames is missing, or
+            if its column holds no number.
+        epsilon: the mean scaled perturbation of the stopping rule, a finite number over 0.
 
     Returns:
         A dict of `matplotlib.figure.Figure` by name.
-
-    Raises:
-        ValueError: if `epsilon` is not a finite number over 0.
     """
     check_number("epsilon", epsilon, over=0)
     figures = {}
@@ -69,11 +65,7 @@ def study_figures(frames, epsilon):
 
 
 def draw(figure, parts, epsilon):
-    """Draws a figure from what `parts_of` returned.
-
-    Returns:
-        A `matplotlib.figure.Figure`.
-    """
+    """Returns the `matplotlib.figure.Figure` of what `parts_of` returned."""
     options = dict(figure.options)
     if figure.takes_epsilon:
         options["epsilon"] = epsilon
@@ -82,8 +74,9 @@ def draw(figure, parts, epsilon):
         options["chance"] = _chances(indices)
     elif figure.name == "lipschitz_bounds":
         options["mu"] = parts[0]["lipschitz"].max()
-    if figure.drawing is None:
-        drawn = getattr(plots, figure.draw or figure.name)(*parts, **options)
+    function = getattr(plots, figure.draw or figure.name, None)
+    if function is not None:
+        drawn = function(*parts, **options)
     else:
         drawn = engine.draw(parts[0], figure.drawing, **options)
     # The layout is computed once for all file formats, which takes a quarter of the time.
@@ -93,16 +86,12 @@ def draw(figure, parts, epsilon):
 
 
 def study_sections(frames, figures, images=None):
-    """Puts the figures and tables of a study into sections of a report.
+    """Returns the figures and tables of a study as a list of `Section`.
 
     Args:
         frames: see `study_figures`.
         figures: the figures returned by `study_figures`.
-        images: a dict from the names of frames to the numbers of images that they were measured on,
-            a dict by split; frames that were measured on no images are left out.
-
-    Returns:
-        A list of `Section`.
+        images: the numbers of images that frames were measured on, dicts by split, by frame.
     """
     return [
         Section(

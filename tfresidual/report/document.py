@@ -64,13 +64,23 @@ def write(
     """
     check_text(title, "title")
     check_text(generator, "generator")
-    page = _render(
-        title,
-        _checked(sections),
-        _checked_summary(summary),
-        _checked_settings(settings),
-        generator,
-    )
+    sections, summary = list(sections), list(summary)
+    for section in sections:
+        if not isinstance(section, Section):
+            raise ArgumentError(
+                "sections",
+                "be a list of tfresidual.report.Section",
+                said=f"an entry {section!r} (of type {type(section).__name__})",
+            )
+    for fact in summary:
+        if isinstance(fact, str) or not hasattr(fact, "__len__") or len(fact) != 3:
+            raise ArgumentError(
+                "summary", "be a list of triples (label, value, note)", said=f"{fact!r}"
+            )
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ArgumentError("settings", "be a dictionary or None", said=f"{settings!r}")
+    facts = [tuple("" if text is None else str(text) for text in fact) for fact in summary]
+    page = _render(title, sections, facts, settings or {}, generator)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as written:
@@ -138,33 +148,3 @@ def _saved(figure, **options):
     buffer = io.BytesIO()
     figure.savefig(buffer, **options)
     return buffer.getvalue()
-
-
-def _checked(sections):
-    sections = list(sections)
-    for section in sections:
-        if not isinstance(section, Section):
-            raise ArgumentError(
-                "sections",
-                "be a list of tfresidual.report.Section",
-                said=f"an entry {section!r} (of type {type(section).__name__})",
-            )
-    return sections
-
-
-def _checked_summary(summary):
-    summary = list(summary)
-    for fact in summary:
-        if isinstance(fact, str) or not hasattr(fact, "__len__") or len(fact) != 3:
-            raise ArgumentError(
-                "summary", "be a list of triples (label, value, note)", said=f"{fact!r}"
-            )
-    return [tuple("" if text is None else str(text) for text in fact) for fact in summary]
-
-
-def _checked_settings(settings):
-    if settings is None:
-        return {}
-    if not isinstance(settings, Mapping):
-        raise ArgumentError("settings", "be a dictionary or None", said=f"{settings!r}")
-    return settings

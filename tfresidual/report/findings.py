@@ -16,17 +16,10 @@ _BEYOND = "by more than two standard errors over the images"
 
 
 def signs(means, errors):
-    """Returns whether means are below or above zero, as far as their standard errors show.
+    """Returns whether means are below (-1) or above zero (1), or undecided by their errors (0).
 
     >>> signs([-0.3, -0.1, 0.3], [0.1, 0.1, 0.1]).tolist()
     [-1, 0, 1]
-
-    Args:
-        means: numbers.
-        errors: their standard errors; an error of NaN leaves the sign undecided.
-
-    Returns:
-        An array of -1, 0 (undecided) and 1.
     """
     means, reach = np.asarray(means, float), STANDARD_ERRORS * np.asarray(errors, float)
     return np.where(means < -reach, BELOW, np.where(means > reach, ABOVE, UNDECIDED))
@@ -38,14 +31,7 @@ def error_of_share(share, images):
 
 
 def count_signs(block_metrics):
-    """Counts the blocks whose cosine loss is below zero, undecided and above zero.
-
-    Args:
-        block_metrics: frame of `tfresidual.probes.block_metrics` with means.
-
-    Returns:
-        A tuple of three ints, in which blocks without a cosine are not counted, or `None`.
-    """
+    """Returns how many blocks have a cosine loss below zero, undecided and above, or `None`."""
     if "cosine_loss_se" not in block_metrics:
         return None
     part = of_test(block_metrics)[0].dropna(subset="cosine_loss")
@@ -101,12 +87,7 @@ def of_indices(frames):
 
 
 def errs_less_than_chance(frames):
-    """Returns whether the error on the test images is more than two standard errors below chance.
-
-    Args:
-        frames: dict of frames by name, with those of `convergence_indices` and of `borderline`,
-            which contains the number of images.
-    """
+    """Returns whether the error on test images is more than two standard errors below chance."""
     row = of_test(frames["convergence_indices"])[0].iloc[0]
     error = error_of_share(row["error"], count_images(frames))
     return bool(row["chance"] - row["error"] > STANDARD_ERRORS * error)
@@ -119,10 +100,7 @@ def count_images(frames):
 
 
 def of_test(frame):
-    """Returns the part of a frame that findings are about, and text that names its images.
-
-    This is the split `"test"` if there is one, else the last split.
-    """
+    """Returns the rows of the split `"test"`, or else of the last split, and its name as text."""
     if "split" not in frame:
         return frame, "On the images measured"
     splits = frame["split"].unique().tolist()
@@ -131,12 +109,10 @@ def of_test(frame):
 
 
 def _runs(frame):
-    """Returns for every stage how long the cosine of a repeated block stays below zero.
+    """Returns how long the cosine of a repeated block stays below zero, by stage.
 
-    Returns:
-        A dict from stage to a tuple of three repetitions: the last up to which the cosine is
-        certainly below zero, the last up to which it may be, and the last that was measured.
-        Repetitions count from 0 (as trained); -1 stands for none.
+    These are three repetitions from 0 (as trained), or -1 for none: the last up to which it is
+    certainly below zero, the last up to which it may be, and the last that was measured.
     """
     part, _ = of_test(frame)
     runs = {}

@@ -15,16 +15,10 @@ MOST_ROWS = 1000
 
 @dataclass(frozen=True)
 class Table:
-    """A frame as text.
+    """A frame of `total` rows as text: pairs (heading, whether numbers), and `MOST_ROWS` rows."""
 
-    Args:
-        columns: List of pairs (heading, whether the column holds numbers).
-        rows: List of lists of text, at most `MOST_ROWS`.
-        total: Number of rows of the frame.
-    """
-
-    columns: list
-    rows: list
+    columns: list[tuple[str, bool]]
+    rows: list[list[str]]
     total: int
 
 
