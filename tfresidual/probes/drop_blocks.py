@@ -76,22 +76,6 @@ def drop_blocks(
     The metrics are those of `evaluate_routes`; the distance is that of the stage of the block.
     Blocks that change the shape of the state cannot be dropped: their metrics are NaN.
 
-    What takes the place of F = block(h) - h is the `fill`:
-
-    - `"zero"`: nothing; the block returns h. This is the convention of Veit et al. and of
-      Jastrzebski et al.
-    - `"mean"`: the mean of F over the images of the data (of each split on its own) that count, at
-      every place of the state by itself; positions that are padding are left out. It takes one
-      more pass over the data. This is mean ablation, as in Wang et al. 2022.
-    - `"resample"`: F for another image of the same batch of the data (of 128 images, if the data is
-      arrays), drawn by a permutation without fixed points among the images that count. Where the
-      other image has padding, F stays. This is resample ablation, as in Chan et al. 2022.
-
-    With `keep_norm`, it is the branch that is replaced, before it is joined to the state, by zeros,
-    its mean or that of another image: the rest of the block stays, such as the normalization after
-    the addition in a post-norm transformer, or a ReLU after it. By default it is dropped with the
-    block, as in these papers.
-
     Example:
 
     >>> frame = drop_blocks(tfresidual.chain(net), {"train": train, "test": test})
@@ -99,10 +83,10 @@ def drop_blocks(
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: images and labels, see `tfresidual.types.Data`.
-        fill: what takes the place of what a block adds, see above.
-        keep_norm: whether what follows the addition in a block stays. It must be True for the
-            means and other images of properly convergent stages, and False for blocks that are
-            whole layers.
+        fill: what takes the place of F = block(h) - h: `"zero"`, the `"mean"` over the images, or F
+            for another image of the batch (`"resample"`), see docs/concepts/probes.md.
+        keep_norm: whether it is the branch that is replaced, so that what follows the addition in a
+            block stays.
         seed: int, with `"resample"`, for the permutations.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.

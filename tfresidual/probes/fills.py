@@ -43,19 +43,7 @@ def route_with_fill(chain, block):
 
 
 def filled(chain, data, fill, keep_norm, seed):
-    """Returns a chain whose blocks can be filled, and the data that it takes.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        data: the images and labels of one split.
-        fill: one of `FILLS`.
-        keep_norm: whether the fill replaces the branch before it is joined, instead of all that
-            the block adds.
-        seed: int, with `"resample"`.
-
-    Raises:
-        ValueError: if a block cannot be filled in this way.
-    """
+    """Returns a chain whose blocks can be filled, and the data of one split as it takes them."""
     _check(chain, fill, keep_norm)
     if fill != ZERO and isinstance(data, Iterator):
         raise ArgumentError(

@@ -68,8 +68,7 @@ def shuffle_blocks(
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: images and labels, see `tfresidual.types.Data`.
-        swaps: ints, each a number of random pairs of blocks that change places, one after the
-            other.
+        swaps: ints, each a number of random pairs of blocks that change places one after another.
         draws: int, the number of random orders drawn for each of these.
         seed: int, 0 or more; the same seed gives the same orders.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
