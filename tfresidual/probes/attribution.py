@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
@@ -10,10 +9,9 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual import sources
-from tfresidual.arguments import ArgumentError, check_bool
+from tfresidual.arguments import ArgumentError
 from tfresidual.declarations import Column, Figure, Probe
-from tfresidual.probes.measure import check_blocks
+from tfresidual.probes.measure import joined_splits
 from tfresidual.probes.predictions import (
     COUNTED,
     FIRST,
@@ -24,14 +22,13 @@ from tfresidual.probes.predictions import (
     chosen_logit,
     frame_of,
     has_logit,
-    joined_splits,
     label_check,
     labels_of,
     logits_of,
     over_positions,
+    scored_chain,
 )
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
-from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.gradients import is_half, loss_gradients
 from tfresidual.sources.normalizations import Setting, check_found, frozen_normalizations
 
@@ -155,13 +152,13 @@ def attribution(
         differences of logits.
     """
     target = checked_target(target, TARGETS)
-    check_bool("freeze_normalization", freeze_normalization)
-    check_bool("per_image", per_image)
-    check_bool("per_position", per_position)
-    check_bool("progress", progress)
-    chain = sources.chain(chain)
-    check_scored(chain)
-    check_blocks(chain)
+    chain = scored_chain(
+        chain,
+        freeze_normalization=freeze_normalization,
+        per_image=per_image,
+        per_position=per_position,
+        progress=progress,
+    )
     # The kind of outputs is part of the name, since a copy of a chain that declares another kind
     # shares what is compiled.
     name = f"attribution of {target} in {chain.outputs}{' per position' if per_position else ''}"
@@ -217,9 +214,11 @@ def _batch_values(chain, target, per_position, is_frozen, images, labels):
     """Returns all values of a batch by name, each `(images, [positions,] parts)`."""
     chain = chain.given(images)
     pairs, last = chain.walk(chain.stem(images))
-    head = _linearised(chain, target, per_position, is_frozen, last, labels)
-    along = _along_positions if per_position else _along_images
-    wide = tf.cast(head.gradient, tf.float64)
+    logit, gradient, elsewhere, counted = _linearised(
+        chain, target, per_position, is_frozen, last, labels
+    )
+    along = functools.partial(_products, 2 if per_position else 1)
+    wide = tf.cast(gradient, tf.float64)
     whole, size = along(wide, last), along(tf.abs(wide), tf.abs(last))
     first = first_with_part(chain)
     undefined = tf.fill(tf.shape(whole), tf.constant(np.nan, tf.float64))
@@ -237,7 +236,7 @@ def _batch_values(chain, target, per_position, is_frozen, images, labels):
         size += along(tf.abs(wide), tf.abs(added))
     if not parts:
         parts.append(whole)
-    logit = tf.cast(head.logit, tf.float64)
+    logit = tf.cast(logit, tf.float64)
     rest = logit - whole
     deviation = tf.abs(logit - sum(parts) - rest)
     places = _places(chain)["part"].tolist()
@@ -248,23 +247,13 @@ def _batch_values(chain, target, per_position, is_frozen, images, labels):
         "logit": tf.stack([logit] * len(columns), axis=-1),
         "deviation": tf.stack([deviation] * len(columns), axis=-1),
         "size": size + tf.abs(logit),
-        "elsewhere": tf.zeros_like(whole) if head.elsewhere is None else head.elsewhere,
-        COUNTED: head.counted,
+        "elsewhere": tf.zeros_like(whole) if elsewhere is None else elsewhere,
+        COUNTED: counted,
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Head:
-    """The head, linearised at the last state: the logits, and their gradient in its shape."""
-
-    logit: tf.Tensor
-    gradient: tf.Tensor
-    elsewhere: tf.Tensor | None
-    counted: tf.Tensor
-
-
 def _linearised(chain, target, per_position, is_frozen, last, labels):
-    """Returns the `_Head` of a chain for the images of a batch, see `Chain.given`."""
+    """Returns logits, their gradient at the last state and elsewhere, and which examples count."""
     is_persistent = per_position or is_half(last)
     with tf.GradientTape(persistent=is_persistent, watch_accessed_variables=False) as tape:
         tape.watch(last)
@@ -284,7 +273,7 @@ def _linearised(chain, target, per_position, is_frozen, last, labels):
             raise _no_positions(chain)
         signed = _known(chain, loss_gradients(tape, by_sign, last))
         elsewhere = _share_elsewhere(gradient, signed, _signs(logit))
-    return _Head(logit, gradient, elsewhere, counted)
+    return logit, gradient, elsewhere, counted
 
 
 def _with_fixed_statistics(chain, last):
@@ -297,6 +286,9 @@ def _with_fixed_statistics(chain, last):
 
 def _share_elsewhere(gradient, signed, signs):
     """Returns the share of the gradients of logits at other positions, `(images, positions)`."""
+    # If each logit depends on the state of its own position alone, the gradient of the sum with
+    # signs is the one without times the sign of the position; the difference is what logits of the
+    # other sign contribute. Signs have no period, at whose distance a head may read positions.
     gradient, signed = tf.cast(gradient, tf.float64), tf.cast(signed, tf.float64)
     signs = tf.reshape(tf.cast(signs, tf.float64), [1, -1] + [1] * (len(signed.shape) - 2))
     return _largest(signed - gradient * signs) / (_largest(gradient) + 1e-300)
@@ -313,14 +305,9 @@ def _known(chain, gradient):
     return gradient
 
 
-def _along_images(left, right):
-    """Returns the scalar products over all features of each image, `(images,)`."""
-    return tf.reduce_sum(left * tf.cast(right, left.dtype), axis=range(1, len(left.shape)))
-
-
-def _along_positions(left, right):
-    """Returns the scalar products over the features of each position, `(images, positions)`."""
-    return tf.reduce_sum(left * tf.cast(right, left.dtype), axis=range(2, len(left.shape)))
+def _products(begin, left, right):
+    """Returns the scalar products over all axes from one on."""
+    return tf.reduce_sum(left * tf.cast(right, left.dtype), axis=range(begin, len(left.shape)))
 
 
 def _signs(logit):

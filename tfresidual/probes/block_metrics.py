@@ -292,9 +292,6 @@ def block_metrics(
         If `data` is a dict, `split` is the first column. With `per_image`, `image` (from 0) comes
         after `block`, and there are no standard errors; with `per_position` too, `position`
         follows.
-
-    Raises:
-        ValueError: if the chain or the data cannot be used.
     """
     chain = sources.chain(chain)
     function = functools.partial(block_values, chain)

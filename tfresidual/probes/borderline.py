@@ -11,7 +11,7 @@ from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_int, check_number
 from tfresidual.declarations import UNROLLED, UNROLLED_SCALE, Column, Figure, Probe, Study
 from tfresidual.probes.evaluate_routes import places_of
-from tfresidual.probes.measure import weighted_mean
+from tfresidual.probes.measure import joined_splits, weighted_mean
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -170,17 +170,11 @@ def borderline(
     curves = _curves(chain, blocks, times, scale)
     check_next_block(chain, groups)
     routes = [route for curve in curves.values() for _, route in curve]
-    frames = []
+    limits = {"memory_limit": memory_limit, "progress": progress}
+    frames = {}
     for split, part in splits_of(data).items():
-        values = evaluate(
-            chain,
-            part,
-            routes,
-            memory_limit=memory_limit,
-            with_outputs=per_image,
-            progress=progress,
-        )
-        begin = 0
+        values = evaluate(chain, part, routes, with_outputs=per_image, **limits)
+        parts, begin = [], 0
         for along, curve in curves.items():
             for index, (block, _) in enumerate(curve, start=begin):
                 before = None if groups == "fixed" else index - 1
@@ -188,17 +182,16 @@ def borderline(
                     continue
                 members = _members(values, begin if before is None else before, probability)
                 columns = _columns(values, index, before)
-                place = {} if split is None else {"split": split}
-                place |= {"along": along, "stage": chain.stages[-1].index, "block": block}
+                if per_image:
+                    columns = _of_images(values, index, members, chain.outputs) | columns
+                else:
+                    columns = _of_groups(columns, members, values.weights)
+                place = {"along": along, "stage": chain.stages[-1].index, "block": block}
                 place["scale"] = float(scale) if along == REPETITIONS else 1.0
-                place |= (
-                    _of_images(values, index, members, chain.outputs) | columns
-                    if per_image
-                    else _of_groups(columns, members, values.weights)
-                )
-                frames.append(pd.DataFrame(place))
+                parts.append(pd.DataFrame(place | columns))
             begin += len(curve)
-    return pd.concat(frames, ignore_index=True)
+        frames[split] = pd.concat(parts)
+    return joined_splits(frames)
 
 
 def check_arguments(blocks, times, probability, groups):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from tfresidual import sources
 from tfresidual.arguments import check_bool, check_choice, check_int
 from tfresidual.declarations import LINES, Figure, Probe
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.fills import FILLS, ZERO, filled, route_with_fill
-from tfresidual.probes.measure import weighted_mean
+from tfresidual.probes.measure import joined_splits, weighted_mean
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_scored
 from tfresidual.routing.routes import drop
@@ -96,9 +94,6 @@ def drop_blocks(
         `cross_entropy`, `entropy`, `agreement`, `distance` and `unperturbed_error`, the error of
         the whole network. If `data` is a dict, `split` is the first column.
 
-    Raises:
-        ValueError: if an argument cannot be used.
-
     Reference:
         Jastrzebski et al. 2018, fig. 3 and 12; "Iterative convergent computation is not a useful
         inductive bias for ResNets", fig. 2a; Veit et al. 2016; Wang et al. 2022,
@@ -107,18 +102,14 @@ def drop_blocks(
     check_fill(fill, keep_norm, seed)
     chain = sources.chain(chain)
     if fill == ZERO and not keep_norm:
-        tables = {"drop_blocks": rows_of(chain)}
-        frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
-        return with_unperturbed_error(frames["drop_blocks"], values)
+        return frame_of_rows(chain, data, rows_of(chain), memory_limit, progress)
     check_scored(chain)
-    parts = []
+    frames = {}
     for split, part in splits_of(data).items():
         other, part = filled(chain, part, fill, keep_norm, seed)
-        tables = {"drop_blocks": rows_of(other, route_with_fill)}
-        named = part if split is None else {split: part}
-        frames, values = frames_of_rows(other, named, tables, memory_limit, progress)
-        parts.append(with_unperturbed_error(frames["drop_blocks"], values))
-    return pd.concat(parts, ignore_index=True)
+        rows = rows_of(other, route_with_fill)
+        frames[split] = frame_of_rows(other, {None: part}, rows, memory_limit, progress)
+    return joined_splits(frames)
 
 
 def check_fill(fill, keep_norm, seed):
@@ -128,11 +119,7 @@ def check_fill(fill, keep_norm, seed):
     check_int("seed", seed, at_least=0, at_most=None)
 
 
-def _dropped(chain, block):
-    return drop(chain, (block.stage, block.index))
-
-
-def rows_of(chain, route_of=_dropped):
+def rows_of(chain, route_of=lambda chain, block: drop(chain, (block.stage, block.index))):
     """Returns pairs of the place columns of a row of the frame and its route."""
     return [
         (
@@ -141,6 +128,12 @@ def rows_of(chain, route_of=_dropped):
         )
         for block in chain.blocks
     ]
+
+
+def frame_of_rows(chain, data, rows, memory_limit, progress):
+    """Returns a frame of routes, see `frames_of_rows`, with the error of the whole network."""
+    frames, values = frames_of_rows(chain, data, {"": rows}, memory_limit, progress)
+    return with_unperturbed_error(frames[""], values)
 
 
 def with_unperturbed_error(frame, values):

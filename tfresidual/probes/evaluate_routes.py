@@ -9,7 +9,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
-from tfresidual.probes.measure import weighted_mean
+from tfresidual.probes.measure import joined_splits, repeated, weighted_mean
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -73,33 +73,27 @@ def evaluate_routes(
         metrics. If `data` is a dict, `split` is the first column. With `per_image`, there is one
         row per route and image, with `image` (from 0; and `position`, for outputs per position)
         after `route` and `margin` after `agreement`.
-
-    Raises:
-        ValueError: if an argument cannot be used.
     """
     check_bool("per_image", per_image)
     chain = sources.chain(chain)
     routes = checked_routes(chain, routes)
-    frames = []
+    frames = {}
     for split, part in splits_of(data).items():
         values = evaluate(chain, part, routes, memory_limit=memory_limit, progress=progress)
         columns = _columns(values) | {"margin": values.margin} if per_image else _means(values)
-        frame = pd.DataFrame({"route": [route.name for route in routes]})
-        if per_image:
-            places = places_of(values)
-            if values.position is None:
-                columns = {name: _of_all_images(values, one) for name, one in columns.items()}
-                places = {"image": np.arange(values.images)}
-            examples = len(places["image"])
-            frame = frame.loc[np.repeat(frame.index, examples)].reset_index(drop=True)
-            for name, place in places.items():
-                frame[name] = np.tile(place, len(routes))
         distances = columns.pop("distance")
-        frame = frame.assign(**{name: values.ravel() for name, values in columns.items()})
         for index, stage in enumerate(chain.stages):
-            frame[f"stage{stage.index}_distance"] = distances[..., index].ravel()
-        frames.append(_with_split(frame, split))
-    return pd.concat(frames, ignore_index=True)
+            columns[f"stage{stage.index}_distance"] = distances[..., index]
+        names = pd.DataFrame({"route": [route.name for route in routes]})
+        if not per_image:
+            frames[split] = names.assign(**columns)
+            continue
+        places = places_of(values)
+        if values.position is None:
+            columns = {name: _of_all_images(values, one) for name, one in columns.items()}
+            places = {"image": np.arange(values.images)}
+        frames[split] = repeated(names, places, {name: one.T for name, one in columns.items()})
+    return joined_splits(frames)
 
 
 def frames_of_rows(chain, data, tables, memory_limit=MEMORY_LIMIT, progress=False):
@@ -117,7 +111,7 @@ def frames_of_rows(chain, data, tables, memory_limit=MEMORY_LIMIT, progress=Fals
     """
     routes = [unperturbed(chain)]
     routes += [route for rows in tables.values() for _, route in rows if route is not None]
-    frames, all_values = {name: [] for name in tables}, {}
+    frames, all_values = {name: {} for name in tables}, {}
     for split, part in splits_of(data).items():
         values = evaluate(chain, part, routes, memory_limit=memory_limit, progress=progress)
         means, index = _means(values), 1
@@ -131,10 +125,9 @@ def frames_of_rows(chain, data, tables, memory_limit=MEMORY_LIMIT, progress=Fals
                     index += 1
                 records.append(place | measured)
             columns = [*(rows[0][0] if rows else ["stage"]), *METRICS]
-            frames[name].append(_with_split(pd.DataFrame(records, columns=columns), split))
+            frames[name][split] = pd.DataFrame(records, columns=columns)
         all_values[split] = values
-    joined = {name: pd.concat(parts, ignore_index=True) for name, parts in frames.items()}
-    return joined, all_values
+    return {name: joined_splits(parts) for name, parts in frames.items()}, all_values
 
 
 def places_of(values):
@@ -167,9 +160,3 @@ def _means(values):
             name: weighted_mean(np.moveaxis(column, 1, 0), values.weights)
             for name, column in _columns(values).items()
         }
-
-
-def _with_split(frame, split):
-    if split is not None:
-        frame.insert(0, "split", split)
-    return frame

@@ -194,7 +194,8 @@ def _measure_means(chain, data, keep_norm, means):
         totals = sums
     if totals is None:
         raise no_images(data)
-    for place, total, count in zip(_places(chain), totals[::2], totals[1::2], strict=True):
+    places = [(block.stage, block.index) for block in chain.blocks if block.keeps_shape]
+    for place, total, count in zip(places, totals[::2], totals[1::2], strict=True):
         mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
         if place in means:
             means[place].assign(mean)
@@ -214,10 +215,6 @@ def _sum_of(total, other):
     return sum(
         np.pad(one, [(0, most - len(one)), *[(0, 0)] * (one.ndim - 1)]) for one in (total, other)
     )
-
-
-def _places(chain):
-    return [(block.stage, block.index) for block in chain.blocks if block.keeps_shape]
 
 
 def _compiled_sums(chain, keep_norm, images, labels):

@@ -11,17 +11,15 @@ import pandas as pd
 import tensorflow as tf
 from keras import ops
 
-from tfresidual import sources
-from tfresidual.arguments import check_bool
 from tfresidual.declarations import Column, Figure, Probe, Study
 from tfresidual.machine.console import progress_bar
 from tfresidual.metrics import change_of, norm, ratio
 from tfresidual.probes.drop_blocks import rows_of
-from tfresidual.probes.measure import block_places, check_blocks, repeated, weighted_mean
-from tfresidual.probes.predictions import label_check
+from tfresidual.probes.measure import block_places, joined_splits, repeated, weighted_mean
+from tfresidual.probes.predictions import label_check, scored_chain
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import WEIGHTS, batches_of, no_images, run_over, splits_of
-from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit, check_scored
+from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.positions import (
     COUNTED_IMAGES,
@@ -141,24 +139,17 @@ def first_order(
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 3, eq. 2 to 4.
     """
-    check_bool("per_image", per_image)
-    check_bool("progress", progress)
     check_memory_limit(memory_limit)
-    chain = sources.chain(chain)
-    check_scored(chain)
-    check_blocks(chain)
-    frames = []
+    chain = scored_chain(chain, per_image=per_image, progress=progress)
+    frames = {}
     for split, part in splits_of(data).items():
         values, weights = _values_of(chain, part, memory_limit, progress)
         if per_image:
-            images = np.arange(len(values["first_order"]))
-            frame = repeated(block_places(chain), {"image": images}, values)
+            images = {"image": np.arange(len(weights))}
+            frames[split] = repeated(block_places(chain), images, values)
         else:
-            frame = _means(chain, values, weights)
-        if split is not None:
-            frame.insert(0, "split", split)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+            frames[split] = _means(chain, values, weights)
+    return joined_splits(frames)
 
 
 def _values_of(chain, data, memory_limit, progress):

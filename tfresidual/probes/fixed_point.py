@@ -13,7 +13,7 @@ from tfresidual import sources
 from tfresidual.arguments import ArgumentError
 from tfresidual.declarations import UNROLLED, Column, Figure, Probe, Study
 from tfresidual.metrics import change_of, norm
-from tfresidual.probes.measure import counted_weights, weighted_mean
+from tfresidual.probes.measure import counted_weights, joined_splits, weighted_mean
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.positions import (
     check_any_counts,
@@ -131,20 +131,20 @@ def fixed_point(
             said=f"{chain.name}, where no stage has one",
         )
     function = functools.partial(_batch_values, chain, times)
-    frames = []
+    frames = {}
     for split, part in splits_of(data).items():
         name = f"fixed point x{times}"
         values = run_over(chain, name, function, part, progress, with_labels=False)
         valid, _ = masks_of(values)
         check_any_counts(valid)
         weights = counted_weights(values.pop(WEIGHTS), valid)
+        of_stages = []
         for index, stage in enumerate(stages):
             of_stage = {name: value[:, index] for name, value in values.items()}
-            frame = pd.DataFrame({"stage": stage.index, "repetition": range(times + 1)})
-            frames.append(frame.assign(**means_of(**of_stage, weights=weights)))
-            if split is not None:
-                frames[-1].insert(0, "split", split)
-    return pd.concat(frames, ignore_index=True)
+            places = {"stage": stage.index, "repetition": range(times + 1)}
+            of_stages.append(pd.DataFrame(places | means_of(**of_stage, weights=weights)))
+        frames[split] = pd.concat(of_stages)
+    return joined_splits(frames)
 
 
 def means_of(change, distance, smallest, weights=None):

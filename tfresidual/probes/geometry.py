@@ -20,7 +20,7 @@ from tfresidual.arguments import ArgumentError, check_int, check_number
 from tfresidual.declarations import Column, Figure, Probe
 from tfresidual.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
-from tfresidual.probes.measure import by_split, measure
+from tfresidual.probes.measure import by_split, joined_splits, measure
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.images import is_alike, is_shape
@@ -109,9 +109,6 @@ def metric_product(
         An array of the shape of `vectors`, in at least float32, NaN for an image that is all
         padding.
 
-    Raises:
-        ValueError: if an argument cannot be used.
-
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", section 2.4.
     """
@@ -175,9 +172,6 @@ def metric_eigenvalues(
         if numbers overflow, and for an image that is all padding. If `data` is a dict, `split` is
         the first column.
 
-    Raises:
-        ValueError: if an argument cannot be used.
-
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", section 2.4.
         Knyazev 2001, https://doi.org/10.1137/S1064827500366124 (LOBPCG).
@@ -188,24 +182,20 @@ def metric_eigenvalues(
     settings = (count, check_number("tolerance", tolerance, over=0), most_iterations)
     function = functools.partial(_eigenvalues, chain, stage, block, *settings)
     name = f"metric eigenvalues at stage {stage} block {block} {settings}"
-    frames = []
+    frames = {}
     for split, part in splits_of(data).items():
         values = _run_over(chain, name, function, part, progress)
         check_any_counts(masks_of(values)[0])
         images = len(values["eigenvalue"])
-        frame = pd.DataFrame(
-            {
-                "stage": stage,
-                "block": block,
-                "image": np.repeat(np.arange(images), count),
-                "rank": np.tile(np.arange(count), images),
-            }
-        )
-        frame = frame.assign(**{key: value.ravel() for key, value in values.items()})
-        if split is not None:
-            frame.insert(0, "split", split)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+        places = {
+            "stage": stage,
+            "block": block,
+            "image": np.repeat(np.arange(images), count),
+            "rank": np.tile(np.arange(count), images),
+        }
+        columns = {key: value.ravel() for key, value in values.items()}
+        frames[split] = pd.DataFrame(places | columns)
+    return joined_splits(frames)
 
 
 def line_element(
@@ -236,9 +226,6 @@ def line_element(
         `spatial_part` and `length`. If `data` is a dict, `split` is the first column. With
         `per_image`, `image` comes after `block`.
 
-    Raises:
-        ValueError: if the chain or the data cannot be used.
-
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 3 and 12.
     """
@@ -263,9 +250,6 @@ def path_lengths(chain: Chain | ChainSource, data: Data, *, progress: bool = Fal
         A `pandas.DataFrame` with one row per stage and one row `"all"` for the whole network, and
         the columns `stage`, `blocks` (the number of blocks measured) and `path_length` (the mean
         over images, 0 or more). If `data` is a dict, `split` is the first column.
-
-    Raises:
-        ValueError: if the chain or the data cannot be used.
     """
     return path_lengths_of(line_element(chain, data, progress=progress))
 
@@ -317,9 +301,6 @@ def line_between(
         A `pandas.DataFrame` with one row per pair and the columns `stage`, `block`, `pair` (from
         0), `length`, `euclidean_length` (|b - a|) and `last_distance` (between the last states),
         all 0 or more.
-
-    Raises:
-        ValueError: if an argument cannot be used.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 12, the

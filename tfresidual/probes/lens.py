@@ -9,23 +9,21 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual import sources
-from tfresidual.arguments import check_bool, check_choice
+from tfresidual.arguments import check_choice
 from tfresidual.declarations import Column, Figure, Probe, Study
-from tfresidual.probes.measure import check_blocks
+from tfresidual.probes.measure import joined_splits
 from tfresidual.probes.predictions import (
     COUNTED,
     FIRST,
     check_positions,
     frame_of,
-    joined_splits,
     label_check,
     labels_of,
     logits_of,
     over_positions,
+    scored_chain,
 )
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
-from tfresidual.routing.evaluator import check_scored
 from tfresidual.sources.normalizations import (
     Setting,
     check_found,
@@ -154,12 +152,7 @@ def lens(
         4.2 and fig. 5, for the last stage of a network for images.
     """
     check_choice("normalize", normalize, (OWN, FINAL))
-    check_bool("per_image", per_image)
-    check_bool("per_position", per_position)
-    check_bool("progress", progress)
-    chain = sources.chain(chain)
-    check_scored(chain)
-    check_blocks(chain)
+    chain = scored_chain(chain, per_image=per_image, per_position=per_position, progress=progress)
     # The kind of outputs is part of the name, since a copy of a chain that declares another kind
     # shares what is compiled.
     name = f"lens of {chain.outputs}{' per position' if per_position else ''}"
@@ -285,7 +278,7 @@ class _Softmax:
             probability=tf.exp(self.log_p),
             kl=tf.where(is_zero, tf.zeros_like(kl), kl),
             agreement=tf.cast(
-                (self.named == network.named) & _both_finite(self, network), kl.dtype
+                (self.named == network.named) & self.is_finite & network.is_finite, kl.dtype
             ),
             entropy=-self.negative_entropy,
         )
@@ -331,7 +324,7 @@ class _Sigmoids:
             rank=1 + tf.reduce_sum(balance, axis=-1) / 2,
             probability=tf.exp(tf.reduce_min(log_p, axis=-1)),
             kl=_expected(network.p, differences),
-            agreement=tf.cast(agrees & _both_finite(self, network), logits.dtype),
+            agreement=tf.cast(agrees & self.is_finite & network.is_finite, logits.dtype),
             entropy=-_expected(self.p, self.logs),
         )
 
@@ -344,10 +337,6 @@ def _expected(shares, logs):
     """Returns the sum of logarithms times their shares; a share of 0 adds nothing."""
     products = map(tf.math.multiply_no_nan, logs, shares)
     return sum(tf.reduce_sum(product, axis=-1) for product in products)
-
-
-def _both_finite(one, other):
-    return one.is_finite & other.is_finite
 
 
 def _stacked(**values):

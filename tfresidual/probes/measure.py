@@ -68,11 +68,16 @@ def measure(
     check_bool("per_position", per_position)
     check_bool("progress", progress)
     check_blocks(chain)
-    check = _check_of(chain) if with_labels else None
+    check = None
+    if with_labels and takes_any_labels(chain):
+
+        def check(images, labels):
+            check_prepared(chain, labels, shape_of_outputs(chain, images))
+
     if per_position:
         name, function = f"{name} per position", functools.partial(function, per_position=True)
     plain = functools.partial(function, plain=True) if with_plain else None
-    frames = []
+    frames = {}
     for split, part in splits_of(data).items():
         values = run_over(chain, name, function, part, progress, None, check, with_labels, plain)
         masks = masks_of(values)
@@ -86,22 +91,16 @@ def measure(
             examples = dict(zip(("image", "position"), np.nonzero(is_shown), strict=True))
             masks = [None if mask is None else mask[examples["image"]] for mask in masks]
             weights = weights[examples["image"]]
-        frame = block_places(chain)
         if per_image:
-            frame = repeated(frame, examples, values)
-        else:
-            of_states_alone, of_loss = (counted_weights(weights, mask) for mask in masks)
-            shares = {name: of_states_alone if name in of_states else of_loss for name in values}
-            frame = frame.assign(
-                **{name: weighted_mean(value, shares[name]) for name, value in values.items()},
-                **{
-                    f"{name}_se": standard_error(values[name], shares[name]) for name in with_errors
-                },
-            )
-        if split is not None:
-            frame.insert(0, "split", split)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+            frames[split] = repeated(block_places(chain), examples, values)
+            continue
+        of_states_alone, of_loss = (counted_weights(weights, mask) for mask in masks)
+        shares = {name: of_states_alone if name in of_states else of_loss for name in values}
+        frames[split] = block_places(chain).assign(
+            **{name: weighted_mean(value, shares[name]) for name, value in values.items()},
+            **{f"{name}_se": standard_error(values[name], shares[name]) for name in with_errors},
+        )
+    return joined_splits(frames)
 
 
 def check_blocks(chain):
@@ -124,24 +123,18 @@ def takes_any_labels(chain):
     return chain.outputs != "values" and is_cross_entropy and not ignores_some
 
 
-def _check_of(chain):
-    """Returns a check that rejects invalid labels, or `None` if the loss decides about them."""
-    if not takes_any_labels(chain):
-        return None
-
-    return lambda images, labels: check_prepared(chain, labels, shape_of_outputs(chain, images))
+def joined_splits(frames):
+    """Returns the frames of all splits as one, with `split` first unless its name is `None`."""
+    for split, frame in frames.items():
+        if split is not None:
+            frame.insert(0, "split", split)
+    return pd.concat(frames.values(), ignore_index=True)
 
 
 def by_split(frame, function):
-    """Applies a function of frames to each split of a frame; returns the frames joined.
-
-    The column `split` comes first, and the splits stay in their order.
-    """
-    parts = []
-    for split, part in frame.groupby("split", sort=False):
-        parts.append(function(part.drop(columns="split")))
-        parts[-1].insert(0, "split", split)
-    return pd.concat(parts, ignore_index=True)
+    """Applies a function of frames to each split of a frame; the splits stay in their order."""
+    parts = frame.groupby("split", sort=False)
+    return joined_splits({name: function(part.drop(columns="split")) for name, part in parts})
 
 
 def counted_weights(weights: Array, is_counted: Array | None) -> Array:

@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual import sources
-from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_ints, is_int
+from tfresidual.arguments import ArgumentError, check_choice, check_ints, is_int
 from tfresidual.declarations import Column, Figure, Probe
 from tfresidual.machine.console import progress_bar
-from tfresidual.probes.measure import block_places, check_blocks, repeated, weighted_mean
+from tfresidual.probes.measure import block_places, joined_splits, repeated, weighted_mean
 from tfresidual.probes.predictions import (
     FIRST,
     LABEL,
@@ -25,12 +24,12 @@ from tfresidual.probes.predictions import (
     chosen_logit,
     divergence,
     has_logit,
-    joined_splits,
     label_check,
     labels_of,
     logits_of,
     over_positions,
     probabilities_of,
+    scored_chain,
 )
 from tfresidual.routing.agreement import check_run
 from tfresidual.routing.batches import (
@@ -42,7 +41,7 @@ from tfresidual.routing.batches import (
     rebatched,
     splits_of,
 )
-from tfresidual.routing.evaluator import MOST_IMAGES, check_scored
+from tfresidual.routing.evaluator import MOST_IMAGES
 from tfresidual.routing.images import check_images, joined, key_of, sliced, spec_of
 from tfresidual.routing.positions import (
     check_any_counts,
@@ -194,11 +193,7 @@ def patching(
         )
     if positions is not None and not (isinstance(positions, str) and positions == EACH):
         positions = _checked_positions(positions)
-    check_bool("per_image", per_image)
-    check_bool("progress", progress)
-    chain = sources.chain(chain)
-    check_scored(chain)
-    check_blocks(chain)
+    chain = scored_chain(chain, per_image=per_image, progress=progress)
     if chain.prepare is not None:
         chain.prepare()
     parts, others = splits_of(data), splits_of(source)

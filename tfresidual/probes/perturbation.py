@@ -46,9 +46,6 @@ def perturbation(
         and `scaled_perturbation`. If `data` is a dict, `split` is the first column. With
         `per_image`, `image` comes after `block`, and `position` after it with `per_position`.
 
-    Raises:
-        ValueError: if the chain or the data cannot be used.
-
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 2 and 3,
         fig. 2 and 5.
@@ -94,9 +91,6 @@ def computational_distance(
         `scaled_distance`, `mean_perturbation` and `mean_scaled_perturbation`, all 0 or more. If
         `data` is a dict, `split` is the first column. The means of a stage without a block to
         measure are NaN, and so is what a block with NaN contributes to.
-
-    Raises:
-        ValueError: if the chain or the data cannot be used.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 4 and 11,

@@ -8,12 +8,13 @@ TensorFlow only.
 import dataclasses
 
 import numpy as np
-import pandas as pd
 import tensorflow as tf
 from keras import backend
 
-from tfresidual.arguments import ArgumentError, is_int
-from tfresidual.probes.measure import repeated, weighted_mean
+from tfresidual import sources
+from tfresidual.arguments import ArgumentError, check_bool, is_int
+from tfresidual.probes.measure import check_blocks, repeated, weighted_mean
+from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
 from tfresidual.routing.positions import (
@@ -28,6 +29,16 @@ LABEL, MARGIN, SOURCE_LABEL = "label", "margin", "source label"
 # The block index of the state before the first block of a stage.
 FIRST = -1
 COUNTED = "counted"
+
+
+def scored_chain(source, **options):
+    """Returns the chain of a probe that reads predictions, whose options here are bools."""
+    for name, value in options.items():
+        check_bool(name, value)
+    chain = sources.chain(source)
+    check_scored(chain)
+    check_blocks(chain)
+    return chain
 
 
 def logits_of(kind, outputs):
@@ -250,15 +261,3 @@ def frame_of(places, values, counted, weights, per_image=False, per_position=Fal
         return repeated(places, {"image": np.arange(len(counted))}, values)
     columns = {name: weighted_mean(value, weights * counts) for name, value in values.items()}
     return places.assign(**columns)
-
-
-def joined_splits(frames):
-    """Returns the frames of all splits as one, with the column `split` first if they have names.
-
-    Args:
-        frames: dict of frames by the name of the split, or with the key `None`.
-    """
-    for split, frame in frames.items():
-        if split is not None:
-            frame.insert(0, "split", split)
-    return pd.concat(frames.values(), ignore_index=True)

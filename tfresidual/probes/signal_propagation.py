@@ -145,9 +145,6 @@ def signal_propagation(
         `data` is a dict, `split` is the first column. With `per_image`, `image` (from 0) comes
         after `block`.
 
-    Raises:
-        ValueError: if the chain or the data cannot be used.
-
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027, section 2 and 3; Jastrzebski et al.
         2018, https://arxiv.org/abs/1710.04773, section 4.5, fig. 8 and 9.

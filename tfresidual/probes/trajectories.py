@@ -73,9 +73,6 @@ def trajectories(
         (the number of blocks applied so far, 0 for none), and `z1` and `z2` (the estimate, infinite
         or NaN if the network explodes).
 
-    Raises:
-        ValueError: if an argument cannot be used.
-
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", fig. 1.
     """
