@@ -4,10 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from keras import ops
-from reference.plane import at, plane_chain
-from reference.random_network import sample
 from reference.route_probes import (
-    NETWORKS,
     TOLERANCE,
     all_networks,
     counted,
@@ -279,37 +276,6 @@ def test_every_image_equals_numpy(settings):
     assert frame["borderline"].sum() == len(frame) / 2
 
 
-@pytest.mark.parametrize(
-    "settings",
-    sample(
-        {name: NETWORKS[name] for name in ("several labels", "original")}, 2, pytest.mark.nightly
-    ),
-)
-def test_groups_are_the_means_of_the_images(settings):
-    net, batch = network(settings, images=12)
-    data = {"a": batch, "b": (batch[0][:5], batch[1][:5])}
-    frame = probes.borderline(net, data, blocks=2, times=2, probability=0.2)
-    images = probes.borderline(net, data, blocks=2, times=2, probability=0.2, per_image=True)
-    assert images.columns.tolist() == ["split", *OF_IMAGES]
-    # The last curve begins where the first ends.
-    everyone = frame[(frame["split"] == "a") & (frame["group"] == "all")]
-    everyone = everyone.set_index(["along", "block"])
-    last = len(trained_applications(net)[-1]) - 1
-    first, second = (everyone.loc[(along, last), VALUES] for along in ("blocks", "repetitions"))
-    assert first.tolist() == second.tolist()
-    places = ["split", "along", "stage", "block", "scale"]
-    for group in GROUPS:
-        members = images if group == "all" else images[images[group]]
-        means = members.groupby(places)[VALUES].mean()
-        expected = frame[(frame["group"] == group) & (frame["images"] > 0)]
-        expected = expected.set_index(places)[VALUES].sort_index()
-        pd.testing.assert_frame_equal(means, expected, check_dtype=False, rtol=1e-5)
-        sizes = members.groupby(places).size()
-        assert sizes.tolist() == frame[frame["group"] == group].set_index(places)[
-            "images"
-        ].sort_index().loc[sizes.index].tolist()  # fmt: skip
-
-
 def test_images_of_two_classes_with_one_output():
     chain = output_chain(same, classes=1, outputs="label_probabilities")
     p = np.array([0.55, 0.9, 0.2, np.nan], "float32")
@@ -422,22 +388,6 @@ def test_groups_of_the_next_block_equal_numpy(settings):
     np.testing.assert_allclose(found, np.concatenate(of_images), **TOLERANCE)
 
 
-def test_groups_of_the_next_block_need_two_blocks():
-    data = ahead(1), np.zeros(1, int)
-    with pytest.raises(ValueError, match=r"`blocks` must be 2 or more .*Received: blocks=1, "):
-        probes.borderline(output_chain(same, same), data, blocks=1, groups="next block")
-    with pytest.raises(
-        ValueError, match=r"`groups` must be 'fixed' .*groups='next block', outputs"
-    ):
-        probes.borderline(output_chain(same), data, groups="next block")
-
-
-@pytest.mark.parametrize("per_image", [1, "yes", None])
-def test_per_image_is_a_bool(per_image):
-    with pytest.raises(ValueError, match=r"`per_image` must be a bool\. Received: per_image="):
-        probes.borderline(output_chain(same), (ahead(1), [0]), per_image=per_image)
-
-
 def blocks_of(frame, along="blocks"):
     return frame.loc[frame["along"] == along, "block"].unique().tolist()
 
@@ -477,32 +427,3 @@ def test_defaults_are_those_of_the_paper():
     frame = probes.borderline(chain, counted([0, 1, 2, 3]))
     assert blocks_of(frame) == [2, 3, 4, 5, 6]
     assert blocks_of(frame, "repetitions") == [6 + times for times in range(21)]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("blocks", 0),
-        ("blocks", 2.0),
-        ("blocks", True),
-        ("blocks", None),
-        ("times", -1),
-        ("times", 1.5),
-        ("times", None),
-        ("probability", 0),
-        ("probability", -0.1),
-        ("probability", 1.01),
-        ("probability", float("nan")),
-        ("probability", "0.1"),
-        ("probability", True),
-        ("probability", None),
-        ("scale", float("inf")),
-        ("scale", "half"),
-        ("scale", None),
-        ("groups", "next"),
-        ("groups", None),
-    ],
-)
-def test_bad_arguments(name, value):
-    with pytest.raises(ValueError, match=rf"Argument `{name}`.*Received: {name}="):
-        probes.borderline(plane_chain(lambda h: h / 2), at(1, 2), **{name: value})

@@ -440,18 +440,3 @@ def test_network_without_two_blocks_of_a_kind():
     assert frame.columns.tolist() == ["stage", "block", "role", "parameters", "deviation", "l1"]
     row = probes.effective_parameters(net).iloc[0]
     assert row["raw"] == row["uncoupled"] == row["recurrent"] == row["effective"]
-
-
-@pytest.mark.parametrize("probe", [probes.weight_deviations, probes.effective_parameters])
-def test_bad_arguments(probe):
-    with pytest.raises(ValueError, match=r"must know the trainable weights.*Received: plane"):
-        probe(plane_chain(lambda h: h))
-    with pytest.raises(ValueError, match=r"`first_block` must be an int.*Received: first_block=-1"):
-        probe(random_network(), first_block=-1)
-    # The longer stage has three blocks.
-    net = random_network(blocks=(2, 3), widths=(4, 8))
-    probe(net, first_block=2)
-    with pytest.raises(ValueError, match=r"`first_block`.*up to 2\. Received: first_block=3$"):
-        probe(net, first_block=3)
-    with pytest.raises(ValueError, match=r"`source` must be.*Received"):
-        probe(3)

@@ -18,7 +18,6 @@ from reference.route_probes import (
     with_stage,
 )
 
-import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.probes.first_order import TERMS, VALUES, rank_correlation
 from tfresidual.routing import Block, Chain, Stage
@@ -183,34 +182,3 @@ def test_data_that_is_shuffled_every_time_it_is_read():
     shuffled = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(24).batch(12)
     expected, measured = (probes.first_order(net, data) for data in ((images, labels), shuffled))
     pd.testing.assert_frame_equal(measured, expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.compiled
-def test_traced_once_for_all_sizes_of_batch():
-    chain = tfr.chain(random_network(blocks=2, widths=(4,)))
-    for size in (3, 5):
-        probes.first_order(chain, random_batch(random_network(blocks=2, widths=(4,)), images=size))
-    before = set(chain.compiled)
-    probes.first_order(chain, random_batch(random_network(blocks=2, widths=(4,)), images=4))
-    assert set(chain.compiled) == before
-    (walk,) = (made for (name, *_), made in chain.compiled.items() if name == "first order")
-    assert walk.experimental_get_tracing_count() == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [({"data": 3}, "data"), ({"per_image": 1}, "per_image"), ({"memory_limit": 0}, "memory_limit")],
-)
-def test_bad_arguments(given, name):
-    net = random_network(blocks=1, widths=(4,))
-    with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
-        probes.first_order(net, **{"data": random_batch(net)} | given)
-
-
-def test_outputs_that_are_no_classes():
-    net = random_network(blocks=1, widths=(4,), classifier_activation=None)
-    net.compile("sgd", "mse")
-    chain = tfr.chain(net)
-    assert chain.outputs == "values"
-    with pytest.raises(ValueError, match=r"`chain` must return classes.*Received: "):
-        probes.first_order(chain, (np.ones((2, 8, 8, 3), "float32"), np.ones((2, 5), "float32")))

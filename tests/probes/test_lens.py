@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import ops
-from reference.decoder import Decoder, with_padding
+from reference.decoder import Decoder
 from reference.numpy_lens import Images, lens_metrics
 from reference.plane import chain_of
 from reference.random_network import random_batch, random_network, sample
@@ -106,15 +106,6 @@ class TestDecoder:
         np.testing.assert_allclose(own["kl"], np.transpose(of_image).ravel(), rtol=1e-5, atol=1e-5)
         made = [made for (name, *_), made in chain.compiled.items() if name == "lens of logits"]
         assert [function.experimental_get_tracing_count() for function in made] == [1]
-
-    def test_padding_changes_nothing(self):
-        batch = self.model.batch()
-        for settings in ({}, {"per_image": True}, {"per_position": True}):
-            few, many = (
-                probes.lens(self.model.chain(), data, **settings)
-                for data in (batch, with_padding(*batch))
-            )
-            pd.testing.assert_frame_equal(few, many, rtol=1e-5, atol=1e-6)
 
     def test_positions_of_weight_0_are_left_out(self):
         inputs, labels = self.model.batch()
@@ -334,31 +325,3 @@ def test_statistics_of_the_last_state_by_hand():
     # A last state without differences does not show what it is divided by.
     frame = probes.lens(model, (np.array([[7, 3]], "float32"), [0]), normalize="final")
     assert frame["kl"].isna().tolist() == [True, False]
-    with pytest.raises(ValueError, match=r"`normalize` must be one of .*Received: "):
-        probes.lens(model, data, normalize="last")
-    net = random_network(blocks=1, widths=(4,))
-    for chain, batch in ((net, random_batch(net)), (Decoder().chain(), Decoder().batch())):
-        with pytest.raises(ValueError, match=r"`normalize` must be 'own' .*Received: "):
-            probes.lens(chain, batch, normalize="final")
-
-
-def test_what_is_refused():
-    net = random_network(blocks=1, widths=(4,))
-    images, labels = random_batch(net)
-    for settings, name in (
-        ({"per_image": 1}, "per_image"),
-        ({"per_position": True}, "per_position"),
-        ({"progress": None}, "progress"),
-    ):
-        with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
-            probes.lens(net, (images, labels), **settings)
-    with pytest.raises(ValueError, match=r"`data` must hold labels from 0 to 4.*Received: "):
-        probes.lens(net, (images, labels + 5))
-    inputs, labels = Decoder().batch()
-    with pytest.raises(ValueError, match=r"`data` must hold labels from 0 to 8.*Received: "):
-        probes.lens(Decoder().chain(), (inputs, labels + 5))
-    with pytest.raises(ValueError, match=r"`data` must hold one label.* per position.*Received: "):
-        probes.lens(Decoder().chain(), (inputs, labels[:, 0]))
-    values = dataclasses.replace(tfr.chain(net), outputs="values")
-    with pytest.raises(ValueError, match=r"`chain` must return classes.*Received: "):
-        probes.lens(values, random_batch(net))

@@ -369,29 +369,6 @@ def test_compiled(decoder):
 # What is refused
 
 
-def test_images_have_no_positions():
-    net = random_network(blocks=2, widths=(3,))
-    for probe in (probes.block_metrics, probes.perturbation, probes.computational_distance):
-        with pytest.raises(ValueError, match=r"`per_position` needs states .*Received: .*shapes"):
-            probe(net, random_batch(net, images=2), per_position=True)
-    with pytest.raises(ValueError, match="`per_position` must be"):
-        probes.block_metrics(net, random_batch(net, images=2), per_position=1)
-
-
-def test_no_line_between_two_contexts(decoder):
-    with pytest.raises(ValueError, match="must be a network whose blocks read nothing but"):
-        probes.line_between(decoder, *[sequences.batch("decoder")[0]] * 2)
-
-
-def test_no_line_between_several_inputs():
-    half = Block(1, 0, True, apply=lambda state: state / 2)
-    shapes = {"a": (2,), "b": (2,)}
-    chain = dataclasses.replace(plane_chain(half), input_shape=shapes)
-    images = dict.fromkeys("ab", np.zeros((1, 2), "float32"))
-    with pytest.raises(ValueError, match=r"`chain` must be a network with one input\. Received: "):
-        probes.line_between(chain, images, images)
-
-
 def test_a_line_between_sequences_of_numbers():
     half = Block(1, 0, True, apply=lambda state: state / 2)
     chain = dataclasses.replace(plane_chain(), stages=(Stage(1, (half,)),), input_shape=(3, 2))

@@ -12,8 +12,6 @@ from reference.route_probes import (
     NETWORKS,
     assert_equals_numpy,
     constrained,
-    counted,
-    counting_chain,
     network,
     numpy_means,
     shape_changing,
@@ -306,37 +304,3 @@ def test_network_of_float64():
     frame = probes.repeat_last_block(net, batch, times=1)
     expected = numpy_metrics(net, batch, 1, [1, 1]) + numpy_metrics(net, batch, 2, [1, 1])
     np.testing.assert_allclose(frame[BLOCK_METRICS], expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("blocks", 0),
-        ("times", 0),
-        ("times", -1),
-        ("times", 1.0),
-        ("times", "2"),
-        ("times", True),
-        ("scale", float("nan")),
-        ("scale", float("inf")),
-        ("scale", "0.5"),
-        ("scale", "half"),
-        ("scale", None),
-        ("scale", True),
-    ],
-)
-def test_bad_arguments(name, value):
-    chain = plane_chain(lambda h: h / 2)
-    with pytest.raises(ValueError, match=rf"Argument `{name}`.*Received: {name}="):
-        probes.repeat_last_block(chain, at(1, 2), **{name: value})
-
-
-def test_nothing_to_repeat():
-    net = random_network(blocks=2, widths=(4,))
-    with pytest.raises(ValueError, match=r"`chain` must have a stage whose last 3 blocks keep"):
-        probes.repeat_last_block(net, random_batch(net), blocks=3)
-    with pytest.raises(ValueError, match=r"`stage` must be a stage of .* with 3 blocks"):
-        tfr.routes.repeat_last_block(tfr.chain(net), 1, 1, blocks=3)
-    chain = counting_chain(lambda n: n[:, 0] * 0, 2, changes=[(1, 1)])
-    with pytest.raises(ValueError, match=r"`chain` must have a stage.*Received: counting"):
-        probes.repeat_last_block(chain, counted([0, 1]))

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pandas as pd
 import pytest
-from keras import ops
 from reference.inverse_problem import KINDS, forward, points, randomised
 
 from tfresidual import datasets, networks, probes
@@ -129,46 +128,6 @@ def test_an_explosion_is_shown():
     frame = probes.trajectories(chain, [[0, 0]])
     assert np.isfinite(frame["z1"]).tolist() == [True, True, True, False]
     assert frame["z2"].tolist() == [0, -1, -2, -3]
-
-
-class TestRefused:
-    @pytest.mark.parametrize(
-        "inputs",
-        [
-            np.ones(2),
-            np.ones((1, 3)),
-            np.ones((0, 2)),
-            [[1, np.nan]],
-            [["a", "b"]],
-            [[True, False]],
-        ],
-    )
-    def test_inputs(self, inputs):
-        with pytest.raises(ValueError, match=r"`inputs` must be an array \(inputs, 2\).*Received"):
-            probes.trajectories(moving_chain((1, 1)), inputs)
-
-    def test_chains_that_do_not_stay_in_the_plane(self):
-        with pytest.raises(ValueError, match=r"`source` must be .*Received: source=None"):
-            probes.trajectories(None, points())
-        images = networks.ResidualNetwork((8, 8, 1), 2, blocks=1, widths=(2, 2))
-        with pytest.raises(ValueError, match=r"`chain` must take points.*Received: .*\(8, 8, 1\)"):
-            probes.trajectories(images, points())
-        chain = moving_chain((1, 1))
-        shrinking = Stage(1, (Block(1, 0, False, lambda h: h[:, :1]),))
-        changed = Chain("changed", ops.copy, (shrinking,), ops.copy, None, (2,))
-        with pytest.raises(ValueError, match=r"`chain` must .*never change the shape.*Received: "):
-            probes.trajectories(changed, points())
-        narrow = Chain("narrow", chain.stem, chain.stages, lambda h: h[:, :1], None, (2,))
-        with pytest.raises(ValueError, match=r"`chain` must return points.*Received: narrow"):
-            probes.trajectories(narrow, points())
-
-    def test_routes(self):
-        chain = moving_chain((1, 1), (1, 1))
-        with pytest.raises(ValueError, match=r"`routes` must be a list.*Received: "):
-            probes.trajectories(chain, points(), routes=routes.drop(chain, (1, 0)))
-        longer = routes.drop(moving_chain((1, 1), (1, 1), (1, 1)), (1, 0))
-        with pytest.raises(ValueError, match=r"`routes` must hold routes through.*Received: "):
-            probes.trajectories(chain, points(), routes=[longer])
 
 
 def course(*routes_of_points, inputs=1):

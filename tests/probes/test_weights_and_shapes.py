@@ -132,16 +132,6 @@ def test_callbacks_take_weights(net):
     )
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [-np.ones(7), np.full(7, np.nan), np.ones(6), np.ones((7, 2)), np.zeros(7)],
-    ids=["negative", "NaN", "too few", "of positions", "nothing is there"],
-)
-def test_weights_that_are_none(net, weights):
-    with pytest.raises(ValueError, match=r"`data` must hold.*Received: "):
-        probes.block_metrics(net, (IMAGES, LABELS, weights))
-
-
 # Batches of several shapes
 
 
