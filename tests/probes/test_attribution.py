@@ -139,8 +139,9 @@ class TestDecoder:
 def linear_chain(*blocks, **changes):
     """A chain in the plane whose logits are 1 + x, 2 y and 0."""
     kernel, bias = np.array([[1, 0, 0], [0, 2, 0]], "float32"), np.array([1, 0, 0], "float32")
-    chain = chain_of(*blocks, head=lambda h: ops.matmul(ops.reshape(h, (-1, 2)), kernel) + bias)
-    return dataclasses.replace(chain, **changes)
+    return chain_of(
+        *blocks, head=lambda h: ops.matmul(ops.reshape(h, (-1, 2)), kernel) + bias, **changes
+    )
 
 
 def changed(chain, **changes):

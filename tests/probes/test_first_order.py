@@ -1,5 +1,7 @@
 """What the gradient predicts of the loss against the NumPy version, and cases solved by hand."""
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,7 +22,6 @@ from reference.route_probes import (
 
 from tfresidual import probes
 from tfresidual.probes.first_order import TERMS, VALUES, rank_correlation
-from tfresidual.routing import Block, Chain, Stage
 
 pytestmark = pytest.mark.eager
 
@@ -101,18 +102,11 @@ def test_equals_numpy(settings):
 
 def linear_chain(*branches, slopes=(1.0, -2.0)):
     """A chain in the plane whose loss is linear; block t adds `branches[t](h)`."""
-    blocks = tuple(
-        Block(1, index, True, lambda h, branch=branch: h + branch(h))
-        for index, branch in enumerate(branches)
-    )
-    return Chain(
-        name="linear",
-        stem=lambda images: ops.convert_to_tensor(images),
-        stages=(Stage(1, blocks),),
-        head=lambda state: ops.reshape(state, (-1, 2)),
-        loss=lambda labels, outputs: ops.sum(outputs * np.array(slopes, "float32"), axis=-1),
-        input_shape=(1, 1, 2),
-    )
+
+    def loss(labels, outputs):
+        return ops.sum(outputs * np.array(slopes, "float32"), axis=-1)
+
+    return dataclasses.replace(plane_chain(*branches), loss=loss)
 
 
 POINTS = np.array([[3, 4], [1, 0], [-2, 5]], "float32")[:, None, None], np.array([0, 1, 1])

@@ -13,13 +13,13 @@ import pytest
 import tensorflow as tf
 from keras import ops
 from reference import numpy_network
-from reference.plane import at, plane_chain
+from reference.plane import at, chain_of, plane_chain
 from reference.random_network import CASES, case_id, random_batch, random_network, sample
 
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.layers.shortcuts import DropoutShortcut
-from tfresidual.routing import Block, Chain, Stage
+from tfresidual.routing import Block
 
 pytestmark = pytest.mark.eager
 
@@ -202,18 +202,16 @@ def test_eigenvalues_equal_numpy(place):
 
 def linear_chain(*matrices):
     """A chain of one pixel whose blocks multiply the state by matrices."""
-    blocks = tuple(
+    matrices = [np.asarray(matrix, "float32") for matrix in matrices]
+    blocks = [
         Block(1, index, len(matrix) == len(matrix[0]), lambda h, matrix=matrix: h @ matrix.T)
-        for index, matrix in enumerate(np.asarray(matrix, "float32") for matrix in matrices)
-    )
-    return Chain(
-        name="linear",
-        stem=lambda images: ops.convert_to_tensor(images),
-        stages=(Stage(1, blocks),),
-        head=lambda state: ops.reshape(state, (-1, state.shape[-1])),
-        loss=lambda labels, outputs: ops.sum(outputs, axis=-1),
-        input_shape=(1, 1, len(matrices[0][0])),
-    )
+        for index, matrix in enumerate(matrices)
+    ]
+
+    def head(state):
+        return ops.reshape(state, (-1, state.shape[-1]))
+
+    return chain_of(*blocks, head=head, input_shape=(1, 1, len(matrices[0][0])))
 
 
 def pixels(rows):

@@ -1,7 +1,5 @@
 """The lens against the NumPy version, a logit lens by hand, and cases solved by hand."""
 
-import dataclasses
-
 import keras
 import numpy as np
 import pandas as pd
@@ -10,14 +8,13 @@ import tensorflow as tf
 from keras import ops
 from reference.decoder import Decoder
 from reference.numpy_lens import Images, lens_metrics
-from reference.plane import chain_of
+from reference.plane import blocks_of, chain_of
 from reference.random_network import random_batch, random_network, sample
 from reference.route_probes import NETWORKS, network
 
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.probes.lens import METRICS
-from tfresidual.routing import Block
 from tfresidual.routing.losses import softmax_cross_entropy
 
 pytestmark = pytest.mark.eager
@@ -139,12 +136,13 @@ class TestDecoder:
 def logits_chain(*states, outputs="logits", head=None):
     """A chain whose state after block t is `states[t]`, as logits; it begins with zeros."""
     classes = len(states[0])
-    blocks = tuple(
-        Block(1, t, True, lambda h, z=z: ops.zeros_like(h) + np.array(z, "float32"))
-        for t, z in enumerate(states)
+    blocks = [lambda h, z=z: ops.zeros_like(h) + np.array(z, "float32") for z in states]
+    return chain_of(
+        *blocks_of(*blocks),
+        head=head or (lambda state: ops.reshape(state, (-1, classes))),
+        outputs=outputs,
+        input_shape=(1, 1, classes),
     )
-    chain = chain_of(*blocks, head=head or (lambda state: ops.reshape(state, (-1, classes))))
-    return dataclasses.replace(chain, outputs=outputs, input_shape=(1, 1, classes))
 
 
 def test_by_hand():
