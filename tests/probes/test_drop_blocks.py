@@ -71,16 +71,6 @@ def test_solved_by_hand():
     assert frame["unperturbed_error"].tolist() == [0] * 4
 
 
-def test_distance_is_that_of_the_stage_of_the_block():
-    net, batch = network(NETWORKS["original"])
-    frame = probes.drop_blocks(net, batch).set_index(["stage", "block"])
-    for stage, block in ((1, 0), (2, 1)):
-        kept = [pair for pair in trained_applications(net)[stage - 1] if pair[0] != block]
-        values = numpy_values(net, batch, with_stage(net, stage, kept))["distance"]
-        own = values[:, stage - 1].mean()
-        assert frame.loc[(stage, block), "distance"] == pytest.approx(own, rel=1e-4)
-
-
 def test_blocks_that_change_shape():
     chain = counting_chain(lambda n: 1 - ops.sum(n, axis=1) / 8, 1, 2, changes=[(1, 0), (2, 1)])
     frame = probes.drop_blocks(chain, counted([0, 1, 2, 3]))

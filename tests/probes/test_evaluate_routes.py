@@ -5,8 +5,6 @@ float64. Where the answers must be known, a chain counts how often each block wa
 its head errs on a chosen share of the images.
 """
 
-import functools
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,6 +21,7 @@ from reference.route_probes import (
     trained_applications,
     with_stage,
 )
+from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes
@@ -30,22 +29,6 @@ from tfresidual.routing import routes
 from tfresidual.routing.evaluator import RUNTIME_MIB
 
 pytestmark = pytest.mark.eager
-
-
-def probe_calls(chain, data, **kwargs):
-    """Calls of every probe of routes, by name."""
-    calls = {
-        "evaluate_routes": functools.partial(
-            probes.evaluate_routes, routes=[routes.drop(chain, (1, 0)), routes.unperturbed(chain)]
-        ),
-        "readout": probes.readout,
-        "drop_blocks": probes.drop_blocks,
-        "repeat_last_block": functools.partial(probes.repeat_last_block, times=2),
-        "shuffle_blocks": functools.partial(probes.shuffle_blocks, draws=1),
-        "convergence_indices": functools.partial(probes.convergence_indices, times=2, chance=1),
-        "borderline": functools.partial(probes.borderline, times=2),
-    }
-    return {name: functools.partial(call, chain, data, **kwargs) for name, call in calls.items()}
 
 
 @pytest.mark.parametrize(
@@ -169,11 +152,21 @@ def test_routes_named_twice_and_none_at_all():
 def test_memory_limit_changes_nothing():
     net, batch = network(NETWORKS["original"], images=9)
     chain = tfr.chain(net)
-    calls = probe_calls(chain, batch)
     # An image takes 0.01 to 0.02 MiB in addition to what the runtime takes:
     # nine do not fit at once.
-    with pytest.raises(ValueError, match="`memory_limit` must be"):
-        calls["readout"](memory_limit=RUNTIME_MIB + 0.01)
-    for name, call in calls.items():
-        expected, measured = call(), call(memory_limit=RUNTIME_MIB + 0.05)
+    with refused("memory_limit"):
+        probes.readout(chain, batch, memory_limit=RUNTIME_MIB + 0.01)
+    for name, settings in {
+        "evaluate_routes": {"routes": [routes.drop(chain, (1, 0)), routes.unperturbed(chain)]},
+        "readout": {},
+        "drop_blocks": {},
+        "repeat_last_block": {"times": 2},
+        "shuffle_blocks": {"draws": 1},
+        "convergence_indices": {"times": 2, "chance": 1},
+        "borderline": {"times": 2},
+    }.items():
+        expected, measured = (
+            getattr(probes, name)(chain, batch, **settings, **limit)
+            for limit in ({}, {"memory_limit": RUNTIME_MIB + 0.05})
+        )
         pd.testing.assert_frame_equal(measured, expected, rtol=1e-5, obj=name)

@@ -470,14 +470,11 @@ def test_lines_are_no_shorter_than_what_they_lead_to(line):
 def calls(chain, images):
     """A call of every probe of the metric, by name; `images` are two or more."""
     data = images, np.zeros(len(images), "int32")
-    state, _ = chain.lead_to(chain.stem(images), 1, 1)
+    place = {"stage": 1, "block": 1}
+    state, _ = chain.lead_to(chain.stem(images), **place)
     return {
-        "metric_product": lambda: probes.metric_product(
-            chain, images, stage=1, block=1, vectors=np.asarray(state)
-        ),
-        "metric_eigenvalues": lambda: probes.metric_eigenvalues(chain, data, stage=1, block=1)[
-            "eigenvalue"
-        ],
+        "product": lambda: probes.metric_product(chain, images, **place, vectors=np.array(state)),
+        "eigenvalues": lambda: probes.metric_eigenvalues(chain, data, **place)["eigenvalue"],
         "line_element": lambda: probes.line_element(chain, data)["spatial_part"],
         "line_between": lambda: probes.line_between(chain, images, images[::-1])["length"],
     }
@@ -485,27 +482,22 @@ def calls(chain, images):
 
 @pytest.mark.system
 @pytest.mark.compiled
-def test_mixed_precision_is_near_float32_and_weights_are_followed_and_left_as_they_were():
+def test_mixed_precision_is_near_float32_and_follows_the_weights():
     size = SMALL | {"widths": (4,), "shortcut": DropoutShortcut(rescale=True)}
     net = random_network(**size)
-    net.layers[2].trainable = False
     low = random_network(dtype="mixed_bfloat16", **size)
     chain, low_chain = tfr.chain(net), tfr.chain(low)
     images, _ = random_batch(net, images=6)
     for _ in range(2):
-        before = [v.numpy().copy() for v in net.variables]
         low_calls = calls(low_chain, images)
         for name, call in calls(chain, images).items():
             expected, measured = np.asarray(call()), np.asarray(low_calls[name]())
             assert measured.dtype in (np.float32, np.float64)
             scale = np.nanmax(np.abs(expected))
             np.testing.assert_allclose(measured / scale, expected / scale, atol=0.05)
-        for old, new in zip(before, net.variables, strict=True):
-            np.testing.assert_array_equal(old, new)
         for model in (net, low):
             kernel = model.get_layer("stage1_block1").convolution2.kernel
             kernel.assign(kernel * 0.5)
-    assert [layer.trainable for layer in net.layers].count(False) == 1
     assert len(chain.compiled) == 4
     for function in (*chain.compiled.values(), *low_chain.compiled.values()):
         assert function.experimental_get_tracing_count() == 1

@@ -316,20 +316,27 @@ def test_where_nothing_counts_of_an_encoder():
 
 
 def test_where_nothing_counts(decoder):
-    tokens, labels = sequences.batch("decoder")
-    source = tokens, labels
-    with_labels = {name: getattr(probes, name) for name in ("block_metrics", "first_order", "lens")}
-    with_labels |= {name: getattr(probes, name) for name in ("attribution", "drop_blocks")}
-    with_labels |= {"signal": probes.signal_propagation, "repeat": probes.repeat_last_block}
-    with_labels["patching"] = lambda *given: probes.patching(*given, source)
-    of_states = [probes.perturbation, probes.fixed_point, probes.line_element]
-    of_states.append(OTHERS["eigenvalues"])
-    for probe in with_labels.values():
+    tokens, labels = data = sequences.batch("decoder")
+    for name in (
+        *("block_metrics", "first_order", "lens", "attribution", "drop_blocks"),
+        *("signal_propagation", "repeat_last_block", "patching"),
+    ):
+        source = (data,) if name == "patching" else ()
         with pytest.raises(ValueError, match=r"at least one position that counts.* 4 images"):
-            probe(decoder, (tokens, np.full_like(labels, -1)))
-    for probe in of_states:
+            getattr(probes, name)(decoder, (tokens, np.full_like(labels, -1)), *source)
+    for name in ("perturbation", "fixed_point", "line_element", "eigenvalues"):
+        probe = OTHERS.get(name) or getattr(probes, name)
         with pytest.raises(ValueError, match=r"must hold at least one position that counts"):
             probe(decoder, (np.zeros_like(tokens), labels))
+
+
+@pytest.mark.parametrize("probe", [probes.lens, probes.attribution])
+def test_padding_changes_no_value_of_a_position(decoder, probe):
+    few, many = (
+        probe(decoder, sequences.batch("decoder", length), per_position=True) for length in (4, 9)
+    )
+    columns = few.columns.difference(["deviation"])
+    pd.testing.assert_frame_equal(few[columns], many[columns], rtol=1e-4, atol=1e-5)
 
 
 def test_a_row_of_zeros_is_left_out(decoder):

@@ -271,19 +271,13 @@ def test_block_metrics_of_more_images_than_are_measured_at_once():
 def test_states_that_overflow():
     # The state is of norm 5, 5e7, .. 5e35; the next one, 5e42, leaves float32.
     frame = probes.repeat_last_block(plane_chain(lambda h: h * 1e7), at(3, 4), times=6)
-    np.testing.assert_allclose(frame.loc[:1, "cosine_loss"], 1, rtol=1e-5)
-    np.testing.assert_allclose(frame.loc[:4, "l2_ratio"], 1e7, rtol=1e-5)
+    # Step, state and gradient all point one way; no number but these is right.
+    for name, right, last in (("cosine_loss", 1, 1), ("l2_ratio", 1e7, 4)):
+        assert (frame[name].isna() | np.isclose(frame[name], right, rtol=1e-5)).all()
+        assert frame.loc[:last, name].notna().all()
     assert frame.loc[6, BLOCK_METRICS].isna().all()
     assert frame["error"].tolist()[-1] == 1
     assert frame["agreement"].tolist()[-1] == 0
-
-
-def test_what_overflows_is_nan():
-    # Step, state and gradient all point one way; no number but these is right.
-    frame = probes.repeat_last_block(plane_chain(lambda h: h * 1e7), at(3, 4), times=5)
-    for name, right in (("cosine_loss", 1), ("l2_ratio", 1e7)):
-        for value in frame[name]:
-            assert np.isnan(value) or value == pytest.approx(right), (name, frame[name].tolist())
 
 
 def test_mixed_precision_is_near_float32():
