@@ -128,37 +128,31 @@ def assert_near(measured, expected, tolerance):
 # Every layout, a place before, at and after each kind of transition.
 PLACES = [(CASES[0], 1, 1), (CASES[9], 2, 0), (CASES[14], 1, 0), (CASES[23], 2, 1)]
 PLACES += [(CASES[26], 1, 1)]
-PLACES = {case_id(case): (case, stage, block) for case, stage, block in PLACES}
-
-
-@pytest.mark.parametrize("place", sample(PLACES, 2, pytest.mark.nightly))
-def test_product_equals_numpy(place):
-    case, stage, block = place
-    net = random_network(seed=3, blocks=2, **SMALL, **case)
-    images, _ = random_batch(net)
-    vectors = random_vectors(net, images, stage, block)
-    product = probes.metric_product(net, images, stage=stage, block=block, vectors=vectors)
-    assert product.shape == vectors.shape
-    assert product.dtype == np.float32
-    _, jacobian = numpy_jacobian(net, images, stage, block)
-    expected = np.einsum("noi,noj,nj->ni", jacobian, jacobian, flat(vectors))
-    assert_near(flat(product), expected, 2e-5)
+PLACES = {
+    case_id(case): (SMALL | case | {"blocks": 2}, stage, block) for case, stage, block in PLACES
+}
+# The metric holds the anchor.
+AT_ANCHORS = {f"anchor {place}": (ANCHORED, *place) for place in ((1, 0), (2, 1), (2, 2))}
 
 
 @pytest.mark.parametrize(
-    ("stage", "block"), [(1, 0), pytest.param(2, 1, marks=pytest.mark.nightly), (2, 2)]
+    "place",
+    [*sample(PLACES, 2, pytest.mark.nightly), *sample(AT_ANCHORS, 2, pytest.mark.nightly)],
 )
-def test_product_holds_the_anchor(stage, block):
-    net = random_network(seed=3, **ANCHORED)
+def test_product_equals_numpy(place):
+    settings, stage, block = place
+    net = random_network(seed=3, **settings)
     images, _ = random_batch(net)
     vectors = random_vectors(net, images, stage, block)
     product = probes.metric_product(
-        net, images.astype("float64"), stage=stage, block=block, vectors=vectors
+        net, images.astype(net.dtype), stage=stage, block=block, vectors=vectors
     )
-    _, jacobian = anchored_jacobian(net, images, stage, block)
+    assert product.shape == vectors.shape
+    assert product.dtype == net.dtype
+    jacobian_of = anchored_jacobian if net.anchor == "input" else numpy_jacobian
+    _, jacobian = jacobian_of(net, images, stage, block)
     expected = np.einsum("noi,noj,nj->ni", jacobian, jacobian, flat(vectors))
-    assert product.dtype == np.float64
-    assert_near(flat(product), expected, 1e-6)
+    assert_near(flat(product), expected, 1e-6 if net.anchor == "input" else 2e-5)
 
 
 @pytest.mark.compiled
@@ -181,8 +175,8 @@ def test_product_is_symmetric_and_linear():
 
 @pytest.mark.parametrize("place", sample(dict(list(PLACES.items())[1::-1]), 2, pytest.mark.nightly))
 def test_eigenvalues_equal_numpy(place):
-    case, stage, block = place
-    net = random_network(seed=3, blocks=2, **SMALL, **case)
+    settings, stage, block = place
+    net = random_network(seed=3, **settings)
     images, labels = random_batch(net)
     frame = probes.metric_eigenvalues(
         net, (images, labels), stage=stage, block=block, count=4, tolerance=1e-4
@@ -194,10 +188,8 @@ def test_eigenvalues_equal_numpy(place):
     assert (frame["residual"] <= 1e-4).all()
     assert frame["image"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert frame["rank"].tolist() == [0, 1, 2, 3] * 3
-    assert frame.columns.tolist() == [
-        *("stage", "block", "image", "rank"),
-        *("eigenvalue", "residual"),
-    ]
+    places = ["stage", "block", "image", "rank"]
+    assert frame.columns.tolist() == [*places, "eigenvalue", "residual"]
 
 
 def linear_chain(*matrices):
@@ -303,20 +295,11 @@ def test_an_image_has_its_eigenvalues_in_every_batch():
     assert function.experimental_get_tracing_count() == 1
 
 
-def numpy_line_element(states, jacobians):
-    """Both parts and the length per image, of states before and after each block.
-
-    Args:
-        states: the states before all blocks and the last one, `(images, features)`.
-        jacobians: those at the states before the blocks.
-    """
-    parts = []
-    for before, after, jacobian in zip(states, states[1:], jacobians, strict=False):
-        change = after - before
-        layer = (change**2).sum(axis=1)
-        spatial = (np.einsum("noi,ni->no", jacobian, change) ** 2).sum(axis=1)
-        parts.append((layer, spatial, np.sqrt(layer + spatial)))
-    return np.array(parts)
+def numpy_line_element(before, after, jacobian):
+    """Both parts and the length per image, of the states before and after a block."""
+    layer = ((after - before) ** 2).sum(axis=1)
+    spatial = (np.einsum("noi,ni->no", jacobian, after - before) ** 2).sum(axis=1)
+    return np.array([layer, spatial, np.sqrt(layer + spatial)])
 
 
 @pytest.mark.parametrize("case", sample([CASES[8], CASES[21]], 2, pytest.mark.nightly))
@@ -333,7 +316,7 @@ def test_line_element_equals_numpy(case):
             before, after = map(flat, states[block : block + 2])
             if before.shape == after.shape:
                 _, jacobian = numpy_jacobian(net, images, stage + 1, block)
-                expected[stage, block] = numpy_line_element([before, after], [jacobian])[0]
+                expected[stage, block] = numpy_line_element(before, after, jacobian)
     columns = ["layer_part", "spatial_part", "length"]
     assert frame.columns.tolist() == ["stage", "block", "image", *columns]
     measured = np.moveaxis(frame[columns].to_numpy().reshape(2, 2, 3, 3), 3, 2)
@@ -353,7 +336,7 @@ def test_line_element_holds_the_anchor():
         before, anchor, _ = anchored(net, images, stage, block)
         unit = net.get_layer(f"stage{stage}_block{block}")
         after = flat(unit(before, anchor, training=False))
-        expected = numpy_line_element([state, after], [jacobian])[0].mean(axis=1)
+        expected = numpy_line_element(state, after, jacobian).mean(axis=1)
         row = frame[(frame["stage"] == stage) & (frame["block"] == block)]
         np.testing.assert_allclose(row[columns].to_numpy()[0], expected, rtol=1e-5)
 

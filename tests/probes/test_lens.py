@@ -95,22 +95,6 @@ class TestDecoder:
         made = [made for (name, *_), made in chain.compiled.items() if name == "lens of logits"]
         assert [function.experimental_get_tracing_count() for function in made] == [1]
 
-    def test_positions_of_weight_0_are_left_out(self):
-        inputs, labels = self.model.batch()
-        weights = (labels >= 0) & (np.arange(7) > 0)
-        whole = np.where(labels < 0, 3, labels)
-        own, other = (
-            probes.lens(self.model.chain(), data)
-            for data in ((inputs, whole, weights), (inputs, np.where(weights, labels, -1)))
-        )
-        pd.testing.assert_frame_equal(own, other)
-
-    def test_rows_of_labels(self):
-        inputs, labels = self.model.batch()
-        rows = np.where(labels[..., None] >= 0, np.eye(9)[np.maximum(labels, 0)], -1)
-        own, other = (probes.lens(self.model.chain(), (inputs, y)) for y in (labels, rows))
-        pd.testing.assert_frame_equal(own, other)
-
     @pytest.mark.compiled
     def test_head_is_traced_once_for_all_states_before_the_last(self):
         calls = []

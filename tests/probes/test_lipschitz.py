@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from reference import numpy_network
-from reference.plane import plane_chain
+from reference.plane import chain_of
 from reference.random_network import (
     CONSTRAINED_CASES,
     random_batch,
@@ -16,7 +16,7 @@ from reference.random_network import (
 import tfresidual as tfr
 from tfresidual import layers, probes
 from tfresidual.probes.lipschitz import METRICS
-from tfresidual.routing import Block, Chain, Stage
+from tfresidual.routing import Block
 
 BOUNDED = [case for case in CONSTRAINED_CASES if case["lipschitz"] is not None]
 
@@ -88,9 +88,7 @@ def test_only_bounded_blocks_have_rows():
         Block(1, 0, True, lambda h: h),
         Block(1, 1, True, lambda h: h, lipschitz=lambda: bound),
     )
-    plain = plane_chain(lambda h: h)
-    chain = Chain("one", plain.stem, (Stage(1, blocks),), plain.head, plain.loss, (1, 1, 2))
-    frame = probes.lipschitz(chain)
+    frame = probes.lipschitz(chain_of(*blocks))
     assert frame.to_dict("records") == [{"stage": 1, "block": 1} | bound]
     # Blocks that change the shape are not bounded.
     net = random_network(blocks=2, widths=(4, 8), lipschitz=0.9)

@@ -360,7 +360,7 @@ def test_weights_are_padding_too(decoder):
     weights = np.random.default_rng(0).integers(0, 2, labels.shape)
     data = tf.data.Dataset.from_tensor_slices((tokens, labels, weights)).batch(3)
     expected = tokens, np.where(weights == 1, labels, -100)
-    for probe in (probes.block_metrics, probes.readout, probes.first_order):
+    for probe in (probes.block_metrics, probes.readout, probes.first_order, probes.lens):
         pd.testing.assert_frame_equal(probe(decoder, data), probe(decoder, expected), rtol=1e-4)
 
 

@@ -280,17 +280,6 @@ def test_states_that_overflow():
     assert frame["agreement"].tolist()[-1] == 0
 
 
-def test_mixed_precision_is_near_float32():
-    net = random_network(blocks=2, widths=(4,))
-    low = random_network(blocks=2, widths=(4,), dtype="mixed_bfloat16")
-    low.set_weights(net.get_weights())
-    batch = random_batch(net, images=8)
-    expected = probes.repeat_last_block(net, batch, times=2, scale=0.5)
-    measured = probes.repeat_last_block(low, batch, times=2, scale=0.5)
-    np.testing.assert_allclose(measured["l2_ratio"], expected["l2_ratio"], rtol=0.05)
-    np.testing.assert_allclose(measured["cosine_loss"], expected["cosine_loss"], atol=0.05)
-
-
 @pytest.mark.system
 def test_network_of_float64():
     net = random_network(blocks=2, widths=(4, 8), dtype="float64")
