@@ -456,7 +456,7 @@ def calls(chain, images):
     place = {"stage": 1, "block": 1}
     state, _ = chain.lead_to(chain.stem(images), **place)
     return {
-        "product": lambda: probes.metric_product(chain, images, **place, vectors=np.array(state)),
+        "product": lambda: probes.metric_product(chain, images, **place, vectors=np.asarray(state)),
         "eigenvalues": lambda: probes.metric_eigenvalues(chain, data, **place)["eigenvalue"],
         "line_element": lambda: probes.line_element(chain, data)["spatial_part"],
         "line_between": lambda: probes.line_between(chain, images, images[::-1])["length"],
