@@ -170,10 +170,16 @@ def borderline(
     curves = _curves(chain, blocks, times, scale)
     check_next_block(chain, groups)
     routes = [route for curve in curves.values() for _, route in curve]
-    limits = {"memory_limit": memory_limit, "progress": progress}
     frames = {}
     for split, part in splits_of(data).items():
-        values = evaluate(chain, part, routes, with_outputs=per_image, **limits)
+        values = evaluate(
+            chain,
+            part,
+            routes,
+            memory_limit=memory_limit,
+            with_outputs=per_image,
+            progress=progress,
+        )
         parts, begin = [], 0
         for along, curve in curves.items():
             for index, (block, _) in enumerate(curve, start=begin):
