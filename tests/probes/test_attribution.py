@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import ops
-from reference.decoder import Decoder, with_padding
+from reference.decoder import Decoder
 from reference.numpy_lens import Images, gradient_of
 from reference.plane import chain_of
-from reference.random_network import random_batch, random_network, sample
+from reference.random_network import sample
 from reference.route_probes import NETWORKS, constrained, network
 
 import tfresidual as tfr
@@ -125,16 +125,6 @@ class TestDecoder:
         means = own.groupby([*keys, "image"], as_index=False)[[*VALUES]].mean()
         pd.testing.assert_frame_equal(by_image, means, rtol=1e-4, atol=1e-6)
 
-    def test_padding_changes_nothing(self):
-        batch = self.model.batch()
-        for settings in ({}, {"target": "margin"}, {"per_position": True}):
-            few, many = (
-                probes.attribution(self.model.chain(), data, **settings)
-                for data in (batch, with_padding(*batch))
-            )
-            columns = [column for column in few if column != "deviation"]
-            pd.testing.assert_frame_equal(few[columns], many[columns], rtol=1e-5, atol=1e-6)
-
     def test_a_head_that_mixes_positions_has_no_rows_of_positions(self):
         chain = self.model.chain(
             lambda state, context: self.model.head(state + tf.roll(state, 1, axis=1))
@@ -149,8 +139,9 @@ class TestDecoder:
 def linear_chain(*blocks, **changes):
     """A chain in the plane whose logits are 1 + x, 2 y and 0."""
     kernel, bias = np.array([[1, 0, 0], [0, 2, 0]], "float32"), np.array([1, 0, 0], "float32")
-    chain = chain_of(*blocks, head=lambda h: ops.matmul(ops.reshape(h, (-1, 2)), kernel) + bias)
-    return dataclasses.replace(chain, **changes)
+    return chain_of(
+        *blocks, head=lambda h: ops.matmul(ops.reshape(h, (-1, 2)), kernel) + bias, **changes
+    )
 
 
 def changed(chain, **changes):
@@ -267,29 +258,3 @@ def test_blocks_that_do_not_reach_the_end():
     frame = probes.attribution(none, POINTS)
     assert frame["part"].tolist() == ["block", "first state", "head"]
     assert frame["attribution"].sum() == pytest.approx(frame["logit"].iloc[0])
-
-
-def test_what_is_refused():
-    net = random_network(blocks=1, widths=(4,))
-    batch = random_batch(net)
-    for settings, name in (
-        ({"per_image": 1}, "per_image"),
-        ({"per_position": True}, "per_position"),
-        ({"progress": None}, "progress"),
-        ({"target": "logit"}, "target"),
-        ({"target": -1}, "target"),
-        ({"target": True}, "target"),
-        ({"target": 5}, "target"),
-        ({"target": (0, 5)}, "target"),
-        ({"target": ("label", "label")}, "target"),
-        ({"target": ("label", "source label")}, "target"),
-    ):
-        with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
-            probes.attribution(net, batch, **settings)
-    chain = tfr.chain(net)
-    values = dataclasses.replace(chain, outputs="values")
-    with pytest.raises(ValueError, match=r"`chain` must return classes.*Received: "):
-        probes.attribution(values, batch)
-    stopped = changed(chain, head=lambda h: chain.head(tf.stop_gradient(h)))
-    with pytest.raises(ValueError, match=r"`chain` must have a head with a gradient.*Received: "):
-        probes.attribution(stopped, batch)

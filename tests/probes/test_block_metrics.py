@@ -20,7 +20,6 @@ from reference.random_network import (
 )
 from reference.route_probes import CONSTRAINED_NETWORKS, constrained, network
 
-import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing.block_values import BLOCK_METRICS as METRICS
 
@@ -139,19 +138,6 @@ def test_tiny_gradients_keep_their_direction():
     assert row["cosine_loss"] == pytest.approx(-1)
 
 
-def test_mean_is_of_images_not_of_batches():
-    net = random_network(blocks=(2, 1))
-    images, labels = random_batch(net, images=7)
-    whole = probes.block_metrics(net, (images, labels))
-    batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(3)
-    split = probes.block_metrics(net, batches)
-    images_own = probes.block_metrics(net, batches, per_image=True)
-    np.testing.assert_allclose(whole[list(METRICS)], split[list(METRICS)], rtol=1e-5)
-    means = images_own.groupby(["stage", "block"])[list(METRICS)].mean()
-    np.testing.assert_allclose(whole[list(METRICS)], means, rtol=1e-5)
-    assert images_own["image"].tolist() == list(range(7)) * 3
-
-
 def error_of_mean(values):
     """The standard error of a mean, with the sum of squares spelled out."""
     mean = sum(values) / len(values)
@@ -179,29 +165,6 @@ def test_standard_errors_equal_numpy(case):
 
 
 @pytest.mark.compiled
-def test_traced_once_for_all_sizes_of_batch():
-    net = random_network(blocks=1)
-    chain = tfr.chain(net)
-    for size in (3, 5, 4):
-        probes.block_metrics(chain, random_batch(net, images=size))
-    (function,) = chain.compiled.values()
-    assert function.experimental_get_tracing_count() == 1
-
-
-def test_splits_and_blocks_without_a_change():
-    net = random_network()
-    frame = probes.block_metrics(
-        net, {"train": random_batch(net, seed=1), "test": random_batch(net, seed=2)}
-    )
-    assert frame["split"].tolist() == ["train"] * 4 + ["test"] * 4
-    assert frame["stage"].tolist() == [1, 1, 2, 2] * 2
-    changes_shape = frame[(frame["stage"] > 1) & (frame["block"] == 0)]
-    assert changes_shape["gradient_norm"].gt(0).all()
-    assert changes_shape[["cosine_loss", "l2_ratio", "perturbation"]].isna().all(axis=None)
-    assert frame.loc[frame["stage"] < 2, "readout_cosine_loss"].isna().all()
-
-
-@pytest.mark.compiled
 def test_uses_the_compiled_loss():
     net = random_network(blocks=2, widths=(4,))
     images, labels = random_batch(net)
@@ -216,62 +179,6 @@ def test_uses_the_compiled_loss():
         plain["gradient_norm"],
         rtol=1e-5,
     )
-
-
-def test_leaves_the_network_as_it_was():
-    net = random_network(shortcut="dropout", blocks=(2, 1))
-    net.compile("adam", "sparse_categorical_crossentropy")
-    batch = random_batch(net)
-    net.fit(*batch, verbose=0)
-    net.layers[2].trainable = False
-    before = [v.numpy().copy() for v in (*net.variables, *net.optimizer.variables)]
-    nodes = [len(layer._inbound_nodes) for layer in net.layers]
-    probes.block_metrics(net, batch)
-    after = [v.numpy().copy() for v in (*net.variables, *net.optimizer.variables)]
-    for old, new in zip(before, after, strict=True):
-        np.testing.assert_array_equal(old, new)
-    assert [len(layer._inbound_nodes) for layer in net.layers] == nodes
-    assert [layer.trainable for layer in net.layers].count(False) == 1
-
-
-def test_mixed_precision_is_near_float32():
-    net = random_network(blocks=(2, 1))
-    low = random_network(blocks=(2, 1), dtype="mixed_bfloat16")
-    low.set_weights(net.get_weights())
-    batch = random_batch(net, images=8)
-    expected = probes.block_metrics(net, batch)
-    measured = probes.block_metrics(low, batch)
-    for name in ("l2_ratio", "perturbation", "gradient_norm"):
-        np.testing.assert_allclose(measured[name], expected[name], rtol=0.05)
-    np.testing.assert_allclose(measured["cosine_loss"], expected["cosine_loss"], atol=0.03)
-
-
-@pytest.fixture(scope="module")
-def smallest():
-    return random_network(blocks=1, widths=(4,))
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (3, "must be a `tf.data.Dataset`"),
-        ((np.zeros((4, 8, 8, 3), "f"), np.zeros(3, int)), "as many labels as images"),
-        ((np.zeros((4, 9, 8, 3), "f"), np.zeros(4, int)), "images of shape"),
-        (tf.data.Dataset.from_tensor_slices(np.zeros((4, 8, 8, 3), "f")).batch(2), "hold labels"),
-        ((np.zeros((0, 8, 8, 3), "f"), np.zeros(0, int)), "at least one batch"),
-        ({}, "must not be empty"),
-    ],
-    ids=["no data", "labels", "shape", "no labels", "empty", "no splits"],
-)
-def test_bad_data(smallest, data, message):
-    with pytest.raises(ValueError, match=f"`data`.*{message}.*Received: "):
-        probes.block_metrics(smallest, data)
-
-
-def test_endless_data(smallest):
-    endless = tf.data.Dataset.from_tensors(random_batch(smallest)).repeat()
-    with pytest.raises(ValueError, match="must be finite"):
-        probes.block_metrics(smallest, endless)
 
 
 def kinds_of_passes(chain):

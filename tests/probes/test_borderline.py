@@ -4,10 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from keras import ops
-from reference.plane import at, plane_chain
-from reference.random_network import sample
+from reference.plane import blocks_of, chain_of
 from reference.route_probes import (
-    NETWORKS,
     TOLERANCE,
     all_networks,
     counted,
@@ -18,9 +16,9 @@ from reference.route_probes import (
     trained_applications,
     with_stage,
 )
+from refusals import refused
 
 from tfresidual import probes
-from tfresidual.routing import Block, Chain, Stage
 
 pytestmark = pytest.mark.eager
 
@@ -38,17 +36,9 @@ GROUPS = ["borderline", "correct", "all"]
 
 def output_chain(*blocks, classes=2, outputs="logits"):
     """A chain of one stage whose state is what the network puts out."""
-    blocks = tuple(
-        Block(1, index, True, lambda h, block=block: block(h)) for index, block in enumerate(blocks)
-    )
-    return Chain(
-        name="outputs",
-        stem=lambda images: ops.convert_to_tensor(images),
-        stages=(Stage(1, blocks),),
-        head=lambda state: ops.reshape(state, (-1, classes)),
-        loss=lambda labels, outputs: ops.sum(outputs, axis=-1),
-        input_shape=(1, 1, classes),
-        outputs=outputs,
+    settings = {"input_shape": (1, 1, classes), "outputs": outputs}
+    return chain_of(
+        *blocks_of(*blocks), head=lambda state: ops.reshape(state, (-1, classes)), **settings
     )
 
 
@@ -186,48 +176,6 @@ def test_empty_groups():
     assert frame.loc[~empty, VALUES].notna().all(axis=None)
 
 
-# Here and below the other networks are nightly: what they share is in the tests of all routes.
-@all_networks("bounded", mark=pytest.mark.nightly)
-@pytest.mark.parametrize("scale", [1.0, 0.3], ids=["plain", "scaled"])
-def test_equals_numpy(settings, scale):
-    net, batch = network(settings, images=12)
-    applications = trained_applications(net)[-1]
-    stage, last = len(trained_applications(net)), len(applications) - 1
-    first = max([block for s, block in shape_changing(net, batch[0]) if s == stage], default=0)
-    first = max(first, last - 1)
-    curves = {
-        "blocks": [(block, applications[: block + 1]) for block in range(first, last + 1)],
-        "repetitions": [
-            (last + times, applications + [(last, scale)] * times) for times in range(3)
-        ],
-    }
-    frame = probes.borderline(net, batch, blocks=2, times=2, scale=scale, probability=0.2)
-    assert frame.columns.tolist() == COLUMNS
-    expected = []
-    for along, curve in curves.items():
-        values = [numpy_values(net, batch, with_stage(net, stage, route)) for _, route in curve]
-        gap = np.abs(values[0]["margin"]) / 2
-        assert np.abs(gap - 0.2).min() > 1e-4
-        groups = {
-            "borderline": gap < 0.2,
-            "correct": values[0]["wrong"] == 0,
-            "all": np.ones(12, bool),
-        }
-        for (block, _), value in zip(curve, values, strict=True):
-            for group, inside in groups.items():
-                row = [along, stage, block, scale if along == "repetitions" else 1.0]
-                row += [group, inside.sum()]
-                means = [
-                    column[inside].mean() if inside.any() else np.nan
-                    for column in (1 - value["wrong"], value["cross_entropy"], value["entropy"])
-                ]
-                expected.append(row + means)
-    expected = pd.DataFrame(expected, columns=COLUMNS)
-    pd.testing.assert_frame_equal(frame[COLUMNS[:6]], expected[COLUMNS[:6]], check_dtype=False)
-    np.testing.assert_allclose(frame[VALUES], expected[VALUES], **TOLERANCE)
-    assert len(set(expected["images"])) > 1
-
-
 def names(rows, several_labels):
     """Classes as the frame names them: one an image, or all of them as text."""
     if several_labels:
@@ -235,79 +183,64 @@ def names(rows, several_labels):
     return [list(row).index(1) for row in rows]
 
 
-@all_networks(mark=pytest.mark.nightly)
-def test_every_image_equals_numpy(settings):
+# The other networks are nightly: what they share is in the tests of all routes.
+@all_networks("bounded", mark=pytest.mark.nightly)
+@pytest.mark.parametrize("groups", ["fixed", "next block"])
+def test_equals_numpy(settings, groups):
     net, batch = network(settings, images=12)
-    stage, applications = len(trained_applications(net)), trained_applications(net)[-1]
-    last = len(applications) - 1
-    is_several = settings.get("classifier_activation") == "sigmoid"
-    begin = numpy_values(net, batch, with_stage(net, stage, applications))
-    gaps = sorted(abs(margin) / 2 for margin in begin["margin"])
-    # Between two images, so that half of them are on the border.
-    probability = float(gaps[5] + gaps[6]) / 2
-    frame = probes.borderline(
-        net, batch, blocks=1, times=1, scale=0.5, probability=probability, per_image=True
-    )
-    assert frame.columns.tolist() == OF_IMAGES
-    curves = [
-        ("blocks", last, applications),
-        ("repetitions", last, applications),
-        ("repetitions", last + 1, [*applications, (last, 0.5)]),
-    ]
-    assert len(frame) == 12 * len(curves)
-    for number, (along, block, route) in enumerate(curves):
-        part = frame[12 * number : 12 * (number + 1)]
-        assert (part[["along", "stage", "block"]] == [along, stage, block]).all(axis=None)
-        assert part["image"].tolist() == list(range(12))
-        values = numpy_values(net, batch, with_stage(net, stage, route))
-        close = [abs(margin) / 2 < probability for margin in begin["margin"]]
-        assert part["borderline"].tolist() == close
-        assert part["correct"].tolist() == [not wrong for wrong in begin["wrong"]]
-        np.testing.assert_allclose(part["margin"], values["margin"], **TOLERANCE)
-        for name, expected in (
-            ("accuracy", 1 - values["wrong"]),
-            ("cross_entropy", values["cross_entropy"]),
-            ("entropy", values["entropy"]),
-        ):
-            np.testing.assert_allclose(part[name], expected, **TOLERANCE, err_msg=name)
-        labels = batch[1] if is_several else np.eye(values["outputs"].shape[1])[batch[1]]
-        assert part["label"].tolist() == names(labels.astype(int), is_several)
-        counts = labels.sum(axis=1).astype(int)
-        answers = [set(np.argsort(-p)[:n]) for p, n in zip(values["outputs"], counts, strict=True)]
-        answers = [[c in answer for c in range(labels.shape[1])] for answer in answers]
-        assert part["prediction"].tolist() == names(answers, is_several)
-    assert frame["borderline"].sum() == len(frame) / 2
-
-
-@pytest.mark.parametrize(
-    "settings",
-    sample(
-        {name: NETWORKS[name] for name in ("several labels", "original")}, 2, pytest.mark.nightly
-    ),
-)
-def test_groups_are_the_means_of_the_images(settings):
-    net, batch = network(settings, images=12)
-    data = {"a": batch, "b": (batch[0][:5], batch[1][:5])}
-    frame = probes.borderline(net, data, blocks=2, times=2, probability=0.2)
-    images = probes.borderline(net, data, blocks=2, times=2, probability=0.2, per_image=True)
-    assert images.columns.tolist() == ["split", *OF_IMAGES]
-    # The last curve begins where the first ends.
-    everyone = frame[(frame["split"] == "a") & (frame["group"] == "all")]
-    everyone = everyone.set_index(["along", "block"])
-    last = len(trained_applications(net)[-1]) - 1
-    first, second = (everyone.loc[(along, last), VALUES] for along in ("blocks", "repetitions"))
-    assert first.tolist() == second.tolist()
-    places = ["split", "along", "stage", "block", "scale"]
-    for group in GROUPS:
-        members = images if group == "all" else images[images[group]]
-        means = members.groupby(places)[VALUES].mean()
-        expected = frame[(frame["group"] == group) & (frame["images"] > 0)]
-        expected = expected.set_index(places)[VALUES].sort_index()
-        pd.testing.assert_frame_equal(means, expected, check_dtype=False, rtol=1e-5)
-        sizes = members.groupby(places).size()
-        assert sizes.tolist() == frame[frame["group"] == group].set_index(places)[
-            "images"
-        ].sort_index().loc[sizes.index].tolist()  # fmt: skip
+    is_fixed, is_several = groups == "fixed", settings.get("classifier_activation") == "sigmoid"
+    applications = trained_applications(net)[-1]
+    stage, last = len(trained_applications(net)), len(applications) - 1
+    first = max([block for s, block in shape_changing(net, batch[0]) if s == stage], default=0)
+    options = {"blocks": 2, "times": 2, "scale": 0.3, "probability": 0.2, "groups": groups}
+    if first == last and not is_fixed:
+        with refused("groups"):
+            probes.borderline(net, batch, **options)
+        return
+    curves = {
+        "blocks": [
+            (block, applications[: block + 1]) for block in range(max(first, last - 1), last + 1)
+        ],
+        "repetitions": [(last + k, applications + [(last, 0.3)] * k) for k in range(3)],
+    }
+    labels = batch[1] if is_several else np.eye(net.classes)[batch[1]]
+    counts = labels.sum(axis=1).astype(int)
+    expected, of_images, predictions = [], [], []
+    for along, curve in curves.items():
+        values = [numpy_values(net, batch, with_stage(net, stage, route)) for _, route in curve]
+        for index in range(0 if is_fixed else 1, len(curve)):
+            here, before = values[index], values[0 if is_fixed else index - 1]
+            gap = np.abs(before["margin"]) / 2
+            assert np.abs(gap - 0.2).min() > 1e-4
+            members = [gap < 0.2, before["wrong"] == 0, np.ones(12, bool)]
+            columns = [1 - here["wrong"], here["cross_entropy"], here["entropy"]]
+            if not is_fixed:
+                columns += [1 - before["wrong"], before["cross_entropy"], before["entropy"]]
+                columns.append((before["wrong"] == 1) & (here["wrong"] == 0))
+                columns.append((before["wrong"] == 0) & (here["wrong"] == 1))
+            place = [along, stage, curve[index][0], 0.3 if along == "repetitions" else 1.0]
+            for group, inside in zip(GROUPS, members, strict=True):
+                means = [column[inside].mean() if inside.any() else np.nan for column in columns]
+                expected.append([*place, group, inside.sum(), *means])
+            of_images.append(np.stack([*members[:2], here["margin"], *columns], axis=1))
+            order = [np.argsort(-p)[:n] for p, n in zip(here["outputs"], counts, strict=True)]
+            answers = [[c in row for c in range(net.classes)] for row in order]
+            predictions += names(answers, is_several)
+    compared = VALUES if is_fixed else [*VALUES, *COMPARED]
+    frame = probes.borderline(net, batch, **options)
+    expected = pd.DataFrame(expected, columns=[*COLUMNS[:6], *compared])
+    assert frame.columns.tolist() == expected.columns.tolist()
+    pd.testing.assert_frame_equal(frame[COLUMNS[:6]], expected[COLUMNS[:6]], check_dtype=False)
+    np.testing.assert_allclose(frame[compared], expected[compared], **TOLERANCE)
+    assert len(set(expected["images"])) > 1
+    images = probes.borderline(net, batch, **options, per_image=True)
+    assert images.columns.tolist() == OF_IMAGES + compared[3:]
+    found = images[["borderline", "correct", "margin", *compared]].astype(float)
+    np.testing.assert_allclose(found, np.concatenate(of_images), **TOLERANCE)
+    curves = len(of_images)
+    assert images["image"].tolist() == [*range(12)] * curves
+    assert images["label"].tolist() == names(labels.astype(int), is_several) * curves
+    assert images["prediction"].tolist() == predictions
 
 
 def test_images_of_two_classes_with_one_output():
@@ -338,11 +271,7 @@ def test_groups_of_the_next_block():
     # image is borderline up to 0.4055, where the probabilities are 0.6 and 0.4.
     after = np.array([[-0.1, 0.3, 3, -5], [0.2, -0.4, 2.9, 0.1], [0.3, -0.6, -0.2, -0.3]])
     steps = [after[index + 1] - after[index] for index in range(2)]
-    # A block knows an image by what the first class is ahead.
-    blocks = [
-        lambda h, index=index: h + ops.convert_to_tensor(rows_of(*[(x, 0) for x in steps[index]]))
-        for index in range(2)
-    ]
+    blocks = [lambda h, step=step: h + ops.convert_to_tensor(ahead(*step)) for step in steps]
     data = ahead(*after[0]), np.zeros(4, int)
     frame = probes.borderline(output_chain(same, *blocks), data, times=0, groups="next block")
     assert frame.columns.tolist() == COLUMNS + COMPARED
@@ -374,71 +303,7 @@ def test_groups_of_the_next_block():
     np.testing.assert_allclose(frame["accuracy"], frame["accuracy_before"] + gained)
 
 
-@all_networks("bounded", mark=pytest.mark.nightly)
-def test_groups_of_the_next_block_equal_numpy(settings):
-    net, batch = network(settings, images=12)
-    applications = trained_applications(net)[-1]
-    stage, last = len(trained_applications(net)), len(applications) - 1
-    first = max([block for s, block in shape_changing(net, batch[0]) if s == stage], default=0)
-    options = {"blocks": 2, "times": 2, "scale": 0.3, "probability": 0.2, "groups": "next block"}
-    if first == last:
-        with pytest.raises(ValueError, match=r"`groups` must be 'fixed' .*Received: groups="):
-            probes.borderline(net, batch, **options)
-        return
-    frame = probes.borderline(net, batch, **options)
-    images = probes.borderline(net, batch, **options, per_image=True)
-    curves = {
-        "blocks": [(block, applications[: block + 1]) for block in (last - 1, last)],
-        "repetitions": [(last + k, applications + [(last, 0.3)] * k) for k in range(3)],
-    }
-    expected, of_images = [], []
-    for along, curve in curves.items():
-        values = [numpy_values(net, batch, with_stage(net, stage, route)) for _, route in curve]
-        for before, here, (block, _) in zip(values, values[1:], curve[1:], strict=False):
-            gap = np.abs(before["margin"]) / 2
-            assert np.abs(gap - 0.2).min() > 1e-4
-            members = {
-                "borderline": gap < 0.2,
-                "correct": before["wrong"] == 0,
-                "all": np.ones(12, bool),
-            }
-            columns = [
-                *(1 - here["wrong"], here["cross_entropy"], here["entropy"]),
-                *(1 - before["wrong"], before["cross_entropy"], before["entropy"]),
-                (before["wrong"] == 1) & (here["wrong"] == 0),
-                (before["wrong"] == 0) & (here["wrong"] == 1),
-            ]
-            place = [along, stage, block, 0.3 if along == "repetitions" else 1.0]
-            for group, inside in members.items():
-                means = [column[inside].mean() if inside.any() else np.nan for column in columns]
-                expected.append([*place, group, inside.sum(), *means])
-            of_images.append(np.stack([members["borderline"], members["correct"], *columns], 1))
-    expected = pd.DataFrame(expected, columns=COLUMNS + COMPARED)
-    pd.testing.assert_frame_equal(frame[COLUMNS[:6]], expected[COLUMNS[:6]], check_dtype=False)
-    values = [*VALUES, *COMPARED]
-    np.testing.assert_allclose(frame[values], expected[values], **TOLERANCE)
-    assert images.columns.tolist() == OF_IMAGES + COMPARED
-    found = images[["borderline", "correct", *values]].astype(float)
-    np.testing.assert_allclose(found, np.concatenate(of_images), **TOLERANCE)
-
-
-def test_groups_of_the_next_block_need_two_blocks():
-    data = ahead(1), np.zeros(1, int)
-    with pytest.raises(ValueError, match=r"`blocks` must be 2 or more .*Received: blocks=1, "):
-        probes.borderline(output_chain(same, same), data, blocks=1, groups="next block")
-    with pytest.raises(
-        ValueError, match=r"`groups` must be 'fixed' .*groups='next block', outputs"
-    ):
-        probes.borderline(output_chain(same), data, groups="next block")
-
-
-@pytest.mark.parametrize("per_image", [1, "yes", None])
-def test_per_image_is_a_bool(per_image):
-    with pytest.raises(ValueError, match=r"`per_image` must be a bool\. Received: per_image="):
-        probes.borderline(output_chain(same), (ahead(1), [0]), per_image=per_image)
-
-
-def blocks_of(frame, along="blocks"):
+def indices_of(frame, along="blocks"):
     return frame.loc[frame["along"] == along, "block"].unique().tolist()
 
 
@@ -448,8 +313,8 @@ def blocks_of(frame, along="blocks"):
 def test_last_blocks_of_the_last_stage(blocks, expected):
     chain = counting_chain(lambda n: 0.5 + 0 * n[:, 0], 2, 6)
     frame = probes.borderline(chain, counted([0, 1, 2, 3]), blocks=blocks, times=2)
-    assert blocks_of(frame) == expected
-    assert blocks_of(frame, "repetitions") == [5, 6, 7]
+    assert indices_of(frame) == expected
+    assert indices_of(frame, "repetitions") == [5, 6, 7]
     assert frame["stage"].unique().tolist() == [2]
 
 
@@ -460,9 +325,9 @@ def test_last_blocks_of_the_last_stage(blocks, expected):
 def test_blocks_that_change_shape(changing, blocks, expected):
     chain = counting_chain(lambda n: 0.5 + 0 * n[:, 0], 1, 4, changes=[(2, changing)])
     frame = probes.borderline(chain, counted([0, 1, 2, 3]), blocks=blocks, times=1)
-    assert blocks_of(frame) == expected
+    assert indices_of(frame) == expected
     # What changes the shape of the state cannot be repeated.
-    assert blocks_of(frame, "repetitions") == ([] if changing == 3 else [3, 4])
+    assert indices_of(frame, "repetitions") == ([] if changing == 3 else [3, 4])
 
 
 def test_no_repetitions():
@@ -475,34 +340,5 @@ def test_no_repetitions():
 def test_defaults_are_those_of_the_paper():
     chain = counting_chain(lambda n: 0.5 + 0 * n[:, 0], 7)
     frame = probes.borderline(chain, counted([0, 1, 2, 3]))
-    assert blocks_of(frame) == [2, 3, 4, 5, 6]
-    assert blocks_of(frame, "repetitions") == [6 + times for times in range(21)]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("blocks", 0),
-        ("blocks", 2.0),
-        ("blocks", True),
-        ("blocks", None),
-        ("times", -1),
-        ("times", 1.5),
-        ("times", None),
-        ("probability", 0),
-        ("probability", -0.1),
-        ("probability", 1.01),
-        ("probability", float("nan")),
-        ("probability", "0.1"),
-        ("probability", True),
-        ("probability", None),
-        ("scale", float("inf")),
-        ("scale", "half"),
-        ("scale", None),
-        ("groups", "next"),
-        ("groups", None),
-    ],
-)
-def test_bad_arguments(name, value):
-    with pytest.raises(ValueError, match=rf"Argument `{name}`.*Received: {name}="):
-        probes.borderline(plane_chain(lambda h: h / 2), at(1, 2), **{name: value})
+    assert indices_of(frame) == [2, 3, 4, 5, 6]
+    assert indices_of(frame, "repetitions") == [6 + times for times in range(21)]

@@ -9,6 +9,7 @@ import pytest
 from keras import ops
 from reference.random_network import random_batch, random_network, sample
 from reference.route_probes import NETWORKS, counted, counting_chain, network
+from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.eager
 
 NAN = math.nan
 INDEX_NAMES = ["convergence_index", "recurrence_index", "divergence_index"]
+READINGS = ["all blocks", "all but last", "trapezoid"]
 
 # Twenty images, as many of each of four classes: guessing errs on 3/4.
 IMAGES = counted(np.arange(20) % 4)
@@ -33,38 +35,24 @@ IMAGES = counted(np.arange(20) % 4)
 
 
 @pytest.mark.parametrize(
-    ("errors", "error", "chance", "index"),
+    ("errors", "error", "chance", "every", "but_last", "trapezoid"),
     [
-        ([0.1, 0.1, 0.1], 0.1, 0.9, 1),
-        ([0.9, 0.9, 0.9, 0.1], 0.1, 0.9, 1 / 4),  # the last block's read-out counts
-        ([0.5, 0.1], 0.1, 0.9, 3 / 4),
-        ([0.6, 0.3, 0.0], 0.0, 0.75, (0.2 + 0.6 + 1) / 3),
-        ([0.1], 0.1, 0.9, 1),
-        ([1.0, 0.0], 0.0, 0.5, 0),  # worse than chance counts against it
-        ([0.0, 0.25], 0.25, 0.5, 3 / 2),  # better than the whole network
-        ([NAN, 0.1], 0.1, 0.9, NAN),
+        ([0.1, 0.1, 0.1], 0.1, 0.9, 1, 1, 1),
+        # The last block's read-out counts; one triangle of three intervals.
+        ([0.9, 0.9, 0.9, 0.1], 0.1, 0.9, 1 / 4, 0, 1 / 6),
+        ([0.5, 0.1], 0.1, 0.9, 3 / 4, 1 / 2, 3 / 4),
+        # Shares of 0.2, 0.6 and 1.
+        ([0.6, 0.3, 0.0], 0.0, 0.75, (0.2 + 0.6 + 1) / 3, 0.4, (0.4 + 0.8) / 2),
+        ([0.1], 0.1, 0.9, 1, NAN, NAN),
+        ([1.0, 0.0], 0.0, 0.5, 0, -1, 0),  # worse than chance counts against it
+        ([0.0, 0.25], 0.25, 0.5, 3 / 2, 2, 3 / 2),  # better than the whole network
+        ([NAN, 0.1], 0.1, 0.9, NAN, NAN, NAN),
     ],
 )
-def test_convergence_index(errors, error, chance, index):
-    assert convergence_index(errors, error, chance) == pytest.approx(index, nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("errors", "error", "chance", "but_last", "trapezoid"),
-    [
-        ([0.1, 0.1, 0.1], 0.1, 0.9, 1, 1),
-        ([0.9, 0.9, 0.9, 0.1], 0.1, 0.9, 0, 1 / 6),  # one triangle of three intervals
-        ([0.5, 0.1], 0.1, 0.9, 1 / 2, 3 / 4),
-        ([0.6, 0.3, 0.0], 0.0, 0.75, 0.4, (0.4 + 0.8) / 2),  # shares of 0.2, 0.6 and 1
-        ([0.1], 0.1, 0.9, NAN, NAN),
-        ([1.0, 0.0], 0.0, 0.5, -1, 0),
-        ([NAN, 0.5, 0.1], 0.1, 0.9, NAN, NAN),
-    ],
-)
-def test_other_readings_of_the_convergence_index(errors, error, chance, but_last, trapezoid):
-    for reading, index in (("all but last", but_last), ("trapezoid", trapezoid)):
-        found = convergence_index(errors, error, chance, reading)
-        assert found == pytest.approx(index, nan_ok=True), reading
+def test_convergence_index(errors, error, chance, every, but_last, trapezoid):
+    found = [convergence_index(errors, error, chance, reading) for reading in READINGS]
+    assert found == pytest.approx([every, but_last, trapezoid], nan_ok=True)
+    assert convergence_index(errors, error, chance) == pytest.approx(every, nan_ok=True)
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 16])
@@ -161,7 +149,7 @@ def test_indices_of_frames():
 def test_an_error_that_is_not_known_is_not_below_chance():
     unknown = FRAMES["readout"].assign(error=FRAMES["readout"]["error"].mask(lambda e: e == 0.1))
     frames = FRAMES | {"readout": unknown}
-    with pytest.raises(ValueError, match="must be a network whose error is below chance"):
+    with refused("chain"):
         indices_of(**frames, chance=0.9)
     table = indices_of(**frames, chance=0.9, at_chance="nan")
     assert table.loc[table["basis"] == "labels", INDEX_NAMES].isna().all(axis=None)
@@ -171,10 +159,8 @@ def test_an_error_that_is_not_known_is_not_below_chance():
     ("reading", "of_stages"), [("all but last", [1 / 2, 0]), ("trapezoid", [3 / 4, 1 / 6])]
 )
 def test_readings_of_frames(reading, of_stages):
-    table, usual = (
-        indices_of(**FRAMES, chance=0.9, reading=reading),
-        indices_of(**FRAMES, chance=0.9),
-    )
+    table = indices_of(**FRAMES, chance=0.9, reading=reading)
+    usual = indices_of(**FRAMES, chance=0.9)
     assert table["reading"].tolist() == [reading] * 6
     of_labels = table.loc[table["basis"] == "labels", "convergence_index"]
     assert of_labels.tolist() == pytest.approx([*of_stages, np.mean(of_stages)])
@@ -224,7 +210,7 @@ def test_splits_with_a_chance_of_their_own():
 
 @pytest.mark.parametrize("chance", [0.1, 0.05], ids=["at", "above"])
 def test_frames_at_chance_or_above(chance):
-    with pytest.raises(ValueError, match=r"error is below chance.*Received: an error of 0\.1000"):
+    with refused("chain"):
         indices_of(**FRAMES, chance=chance)
     table = indices_of(**FRAMES, chance=chance, at_chance="nan")
     assert table[INDEX_NAMES].isna().all(axis=None)
@@ -260,10 +246,7 @@ SOLVED = {
         lambda n: either(ops.min(n, axis=1) > 0, 0.1, 0.4),
         [(3 * 7 / 13 + 1) / 4, 1, 0],
     ),
-    "chance after one repetition": (
-        lambda n: either(ops.max(n, axis=1) > 1, 0.75, 0.1),
-        [1, 1, 1],
-    ),
+    "chance after one repetition": (lambda n: either(ops.max(n, axis=1) > 1, 0.75, 0.1), [1, 1, 1]),
     # A tenth more for every block too few, a twentieth for every one too many.
     "in between": (
         lambda n: (
@@ -347,28 +330,20 @@ def test_no_error_at_all():
     np.testing.assert_allclose(rows, [[1, 1, 0]] * 2)
 
 
-@pytest.mark.parametrize("splits", [1, 2])
-def test_blocks_that_change_shape(splits):
+def test_blocks_that_change_shape():
     # Of stage 1 the last block, of stage 2 the first one.
     def share_wrong(n):
         return 0.1 + 0.1 * ops.sum(1 - ops.minimum(n, 1), axis=1)
 
     chain = counting_chain(share_wrong, 2, 3, changes=[(1, 1), (2, 0)])
-    data = {f"split {index}": IMAGES for index in range(splits)}
-    table = probes.convergence_indices(chain, data, times=2)
+    table = probes.convergence_indices(chain, {"a": IMAGES, "b": IMAGES}, times=2)
     stage2 = [(0.45 + 0.55 + 0.65) / 3 / 0.65, 1, 0]
-    expected = [[NAN, NAN, NAN], stage2, stage2]
     rows = table.loc[table["basis"] == "labels", INDEX_NAMES]
-    np.testing.assert_allclose(rows, expected * splits, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("splits", [1, 2])
-def test_no_stage_to_repeat(splits):
+    expected = [[NAN, NAN, NAN], stage2, stage2] * 2
+    np.testing.assert_allclose(rows, expected, rtol=1e-6, atol=1e-9)
     chain = counting_chain(lambda n: 0.1 + 0 * n[:, 0], 1, 2, changes=[(1, 0), (2, 1)])
-    data = IMAGES if splits == 1 else {"a": IMAGES, "b": IMAGES}
-    rows = probes.convergence_indices(chain, data)[INDEX_NAMES]
-    expected = [[1, NAN, NAN], [NAN, NAN, NAN], [1, NAN, NAN]] * 2 * splits
-    np.testing.assert_allclose(rows, expected)
+    rows = probes.convergence_indices(chain, {"a": IMAGES, "b": IMAGES})[INDEX_NAMES]
+    np.testing.assert_allclose(rows, [[1, NAN, NAN], [NAN, NAN, NAN], [1, NAN, NAN]] * 4)
 
 
 def test_times_is_how_many_repetitions_count():
@@ -435,17 +410,13 @@ def test_chance_of_splits():
 
 
 def test_guessing_that_never_errs():
-    with pytest.raises(ValueError, match=r"error is below chance.*chance is 0.0000"):
+    with refused("chain"):
         chance_of(np.array([2, 2, 2]), "largest class")
 
 
-@pytest.mark.parametrize("share", [0.75, 0.8], ids=["at chance", "above"])
-def test_network_at_chance(share):
-    with pytest.raises(
-        ValueError,
-        match=rf"error is below chance.*Received: an error of {share:.4f}, .* 0.7",
-    ):
-        chance_of(np.arange(20) % 4, share=share)
+def test_network_above_chance():
+    with pytest.raises(ValueError, match=r"Received: an error of 0\.8000, .* 0.7"):
+        chance_of(np.arange(20) % 4, share=0.8)
 
 
 @pytest.mark.parametrize(
@@ -454,7 +425,7 @@ def test_network_at_chance(share):
 def test_network_at_chance_of_any_number_of_classes(classes):
     # Rounding must not put the error of guessing a hair under that of chance.
     labels = np.arange(classes * 3) % classes
-    with pytest.raises(ValueError, match="error is below chance"):
+    with refused("chain"):
         chance_of(labels, classes=classes, share=1 - 1 / classes)
 
 
@@ -467,7 +438,7 @@ def test_network_at_chance_of_the_largest_class(largest):
     if largest < 5:
         labels[: 10 - largest] = np.arange(10 - largest) % 3 + 1
     share = 1 - np.unique(labels, return_counts=True)[1].max() / 10
-    with pytest.raises(ValueError, match="error is below chance"):
+    with refused("chain"):
         chance_of(labels, "largest class", share=share)
 
 
@@ -476,32 +447,6 @@ def test_drops_at_chance_of_three_classes():
     chain = counting_chain(lambda n: either(n[:, 1] > 0, 0, 2 / 3), 2, classes=3)
     table = probes.convergence_indices(chain, counted(np.arange(15) % 3, 3), times=1)
     assert table["recurrence_index"].isna().all()
-
-
-@pytest.mark.parametrize(
-    "chance",
-    ["", "Uniform", 0, 0.0, -0.5, 1.01, float("nan"), True, None, (), [0.5]],
-)
-def test_bad_chance(chance):
-    chain = counting_chain(lambda n: 0 * n[:, 0], 1)
-    with pytest.raises(ValueError, match=r"Argument `chance`.*Received: chance="):
-        probes.convergence_indices(chain, IMAGES, chance=chance)
-
-
-@pytest.mark.parametrize("reading", ["", "area", 1, None])
-def test_bad_reading(reading):
-    chain = counting_chain(lambda n: 0 * n[:, 0], 1)
-    with pytest.raises(ValueError, match=r"Argument `reading`.*Received: reading="):
-        probes.convergence_indices(chain, IMAGES, reading=reading)
-    with pytest.raises(ValueError, match=r"Argument `reading`.*Received: reading="):
-        indices_of(**FRAMES, chance=0.9, reading=reading)
-
-
-@pytest.mark.parametrize("times", [0, -1, 1.0, "2", True, None])
-def test_bad_times(times):
-    chain = counting_chain(lambda n: 0 * n[:, 0], 1)
-    with pytest.raises(ValueError, match=r"Argument `times`.*Received: times="):
-        probes.convergence_indices(chain, IMAGES, times=times)
 
 
 # Of networks
@@ -532,15 +477,12 @@ def test_equals_the_indices_of_the_probes(settings):
     assert list(INDICES) == INDEX_NAMES
     # By the formulas, stage by stage.
     for basis in ("labels", "agreement"):
-        wrong = [part["error"] if basis == "labels" else 1 - part["agreement"]
+        parts = [part.assign(wrong=part["error"] if basis == "labels" else 1 - part["agreement"])
                  for part in (reads, drops, repeats)]  # fmt: skip
         rows = table[table["basis"] == basis].set_index("stage")
-        e0 = wrong[0].iloc[-1]
+        e0 = parts[0]["wrong"].iloc[-1]
         for stage in reads["stage"].unique():
-            r, d, k = (
-                values[part["stage"] == stage].to_numpy()
-                for values, part in zip(wrong, (reads, drops, repeats), strict=True)
-            )
+            r, d, k = (part.loc[part["stage"] == stage, "wrong"].to_numpy() for part in parts)
             others = d[:-1][~np.isnan(d[:-1])]
             expected = [
                 np.mean((1 - r) / (1 - e0)),

@@ -10,7 +10,7 @@ from keras import ops
 from reference import sequences
 from reference.batches import Batches
 from reference.numpy_lens import Images
-from reference.plane import anchored_chain, at, plane_chain
+from reference.plane import anchored_chain, plane_chain
 from reference.random_network import random_batch, random_network, sample
 from reference.route_probes import (
     CONSTRAINED_NETWORKS,
@@ -69,16 +69,6 @@ def test_solved_by_hand():
     np.testing.assert_allclose(frame["agreement"], [0.9, 0.8, 0.7, 0.6], rtol=1e-6)
     np.testing.assert_allclose(frame["distance"], [1, 1, 1, 1], rtol=1e-6)
     assert frame["unperturbed_error"].tolist() == [0] * 4
-
-
-def test_distance_is_that_of_the_stage_of_the_block():
-    net, batch = network(NETWORKS["original"])
-    frame = probes.drop_blocks(net, batch).set_index(["stage", "block"])
-    for stage, block in ((1, 0), (2, 1)):
-        kept = [pair for pair in trained_applications(net)[stage - 1] if pair[0] != block]
-        values = numpy_values(net, batch, with_stage(net, stage, kept))["distance"]
-        own = values[:, stage - 1].mean()
-        assert frame.loc[(stage, block), "distance"] == pytest.approx(own, rel=1e-4)
 
 
 def test_blocks_that_change_shape():
@@ -260,24 +250,6 @@ def test_fills_are_compiled_once():
         probes.drop_blocks(chain, random_batch(net, seed=5), fill=fill)
         assert chain.compiled["filled", fill, False][0] is made
         assert made.compiled == known
-
-
-def test_fills_that_are_refused():
-    net = random_network(blocks=2, widths=(4,))
-    batch = random_batch(net)
-    for settings, name in (
-        ({"fill": "median"}, "fill"),
-        ({"keep_norm": 1}, "keep_norm"),
-        ({"seed": -1}, "seed"),
-    ):
-        with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
-            probes.drop_blocks(net, batch, **settings)
-    with pytest.raises(ValueError, match=r"`fill` must be another .*Received: a batch of 1"):
-        probes.drop_blocks(net, (batch[0][:1], batch[1][:1]), fill="resample")
-    with pytest.raises(ValueError, match=r"`keep_norm` must be False .*Received: "):
-        probes.drop_blocks(plane_chain(lambda h: h), at(1, 2), keep_norm=True)
-    with pytest.raises(ValueError, match=r"`keep_norm` must be True .*Received: "):
-        probes.drop_blocks(anchored_chain(0.5, 2), at(1, 2), fill="mean")
 
 
 @pytest.mark.system

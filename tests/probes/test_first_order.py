@@ -1,5 +1,7 @@
 """What the gradient predicts of the loss against the NumPy version, and cases solved by hand."""
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,10 +20,8 @@ from reference.route_probes import (
     with_stage,
 )
 
-import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.probes.first_order import TERMS, VALUES, rank_correlation
-from tfresidual.routing import Block, Chain, Stage
 
 pytestmark = pytest.mark.eager
 
@@ -102,18 +102,11 @@ def test_equals_numpy(settings):
 
 def linear_chain(*branches, slopes=(1.0, -2.0)):
     """A chain in the plane whose loss is linear; block t adds `branches[t](h)`."""
-    blocks = tuple(
-        Block(1, index, True, lambda h, branch=branch: h + branch(h))
-        for index, branch in enumerate(branches)
-    )
-    return Chain(
-        name="linear",
-        stem=lambda images: ops.convert_to_tensor(images),
-        stages=(Stage(1, blocks),),
-        head=lambda state: ops.reshape(state, (-1, 2)),
-        loss=lambda labels, outputs: ops.sum(outputs * np.array(slopes, "float32"), axis=-1),
-        input_shape=(1, 1, 2),
-    )
+
+    def loss(labels, outputs):
+        return ops.sum(outputs * np.array(slopes, "float32"), axis=-1)
+
+    return dataclasses.replace(plane_chain(*branches), loss=loss)
 
 
 POINTS = np.array([[3, 4], [1, 0], [-2, 5]], "float32")[:, None, None], np.array([0, 1, 1])
@@ -183,34 +176,3 @@ def test_data_that_is_shuffled_every_time_it_is_read():
     shuffled = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(24).batch(12)
     expected, measured = (probes.first_order(net, data) for data in ((images, labels), shuffled))
     pd.testing.assert_frame_equal(measured, expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.compiled
-def test_traced_once_for_all_sizes_of_batch():
-    chain = tfr.chain(random_network(blocks=2, widths=(4,)))
-    for size in (3, 5):
-        probes.first_order(chain, random_batch(random_network(blocks=2, widths=(4,)), images=size))
-    before = set(chain.compiled)
-    probes.first_order(chain, random_batch(random_network(blocks=2, widths=(4,)), images=4))
-    assert set(chain.compiled) == before
-    (walk,) = (made for (name, *_), made in chain.compiled.items() if name == "first order")
-    assert walk.experimental_get_tracing_count() == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [({"data": 3}, "data"), ({"per_image": 1}, "per_image"), ({"memory_limit": 0}, "memory_limit")],
-)
-def test_bad_arguments(given, name):
-    net = random_network(blocks=1, widths=(4,))
-    with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
-        probes.first_order(net, **{"data": random_batch(net)} | given)
-
-
-def test_outputs_that_are_no_classes():
-    net = random_network(blocks=1, widths=(4,), classifier_activation=None)
-    net.compile("sgd", "mse")
-    chain = tfr.chain(net)
-    assert chain.outputs == "values"
-    with pytest.raises(ValueError, match=r"`chain` must return classes.*Received: "):
-        probes.first_order(chain, (np.ones((2, 8, 8, 3), "float32"), np.ones((2, 5), "float32")))

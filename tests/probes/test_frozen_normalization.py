@@ -21,11 +21,13 @@ pytestmark = pytest.mark.eager
 class MeanSquareNorm(keras.layers.Layer):
     """An RMS normalization by others, which Keras knows nothing of."""
 
+    epsilon = 1e-2
+
     def build(self, shape):
         self.scale = self.add_weight(shape=shape[-1:], initializer="ones", name="scale")
 
     def call(self, state):
-        mean_square = ops.mean(state**2, axis=-1, keepdims=True) + 1e-2
+        mean_square = ops.mean(state**2, axis=-1, keepdims=True) + self.epsilon
         return state / ops.sqrt(mean_square) * (1 + self.scale)
 
 
@@ -87,18 +89,18 @@ NORMALIZATIONS = {
 }
 
 
-def direct(last, added, normalization, kernel, label):
-    """What parts of the last state add to a logit, by the formula, in float64."""
-    weights = [np.asarray(weight, np.float64) for weight in normalization.get_weights()]
-    is_centred = len(weights) == 2
-    scale = weights[0] + isinstance(normalization, MeanSquareNorm)
-    epsilon = 1e-2 if isinstance(normalization, MeanSquareNorm) else normalization.epsilon
+def direct(last, added, normalization, column, more=0):
+    """What parts of the last state add to a logit, by the formula, in float64.
+
+    `more` is added to the scale, as in Gemma's normalization.
+    """
+    scale, *shift = (np.asarray(weight, np.float64) for weight in normalization.get_weights())
 
     def centred(values):
-        return values - np.mean(values) if is_centred else values
+        return values - np.mean(values) if shift else values
 
-    divisor = np.sqrt(np.mean(centred(last) ** 2) + epsilon)
-    return [centred(part) / divisor * scale @ kernel[:, label] for part in added]
+    divisor = np.sqrt(np.mean(centred(last) ** 2) + normalization.epsilon)
+    return [centred(part) / divisor * (scale + more) @ column for part in added]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_equals_numpy(kind, positions):
             added.append(np.tanh(state @ matrix + offset))
             state = state + added[-1]
         label = labels[place]
-        parts = direct(state, added, norm, kernel, label)
+        parts = direct(state, added, norm, kernel[:, label], more=int(kind == "others'"))
         np.testing.assert_allclose(
             [rows[*place, block] for block in (-1, 0, 1)], parts, rtol=2e-4, atol=2e-5
         )
@@ -302,7 +304,7 @@ def test_layers_that_are_linear_stay_as_they_are():
     for block, (before, after) in enumerate(pairs):
         added = 3 * np.asarray(after - before, float) * scale
         states = zip(inner, added[:, None], strict=True)
-        parts = [direct(*pair, layers[2], kernel, 0) for pair in states]
+        parts = [direct(*pair, layers[2], kernel[:, 0]) for pair in states]
         found = frame.query(f"block == {block}")["attribution"].iloc[0]
         assert found == pytest.approx(np.mean(parts), rel=2e-4, abs=2e-5)
 
@@ -371,17 +373,14 @@ def test_language_models(name):
     norm, embedding = backbone.layers[-1], backbone.token_embedding
     kernel = np.asarray(getattr(embedding, "reverse_embeddings", embedding.embeddings), float)
     kernel = kernel.T if kernel.shape[0] == 20 else kernel
-    scale, *shift = (np.asarray(weight, float) for weight in norm.weights)
-    scale = scale + (name == "Gemma")
+    shift = norm.get_weights()[1:]
     expected = model.predict(inputs, verbose=0)
     assert len(frame) == mask[:, :5].sum() * 6
     for (image, position), rows in frame.groupby(["image", "position"]):
         label = labels[image, position]
         state = np.asarray(last[image, position], float)
-        of = (lambda h: h - h.mean()) if shift else (lambda h: h)
-        divisor = np.sqrt(np.mean(of(state) ** 2) + norm.epsilon)
         own = [np.asarray(part[image, position], float) for part in added]
-        parts = [of(part) / divisor * scale @ kernel[:, label] for part in own]
+        parts = direct(state, own, norm, kernel[:, label], more=int(name == "Gemma"))
         parts.append(shift[0] @ kernel[:, label] if shift else 0)
         np.testing.assert_allclose(rows["attribution"], parts, rtol=1e-3, atol=1e-4)
         logit = expected[image, position, label]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from reference.decoder import Decoder, with_padding
+from reference.decoder import Decoder
 from reference.numpy_lens import Images
 from reference.plane import anchored_chain
 from reference.random_network import random_batch, random_network, sample
@@ -191,23 +191,6 @@ class TestDecoder:
                 self.model.chain(), (data[0], before), source, positions=position
             )
             assert (frame["difference"] == 0).all() == is_none
-
-    def test_all_positions_reproduce_the_other_run(self):
-        data, source = self.batches()
-        for positions in (None, range(7)):
-            frame = probes.patching(self.model.chain(), data, source, positions=positions)
-            np.testing.assert_allclose(frame["patched_logit"], frame["source_logit"], rtol=1e-5)
-            np.testing.assert_allclose(frame["effect"], 1, rtol=1e-4)
-
-    @pytest.mark.compiled
-    def test_padding_changes_nothing(self):
-        data, source = self.batches()
-        for settings in ({"positions": "each"}, {"positions": 1, "what": "addition"}):
-            few, many = (
-                probes.patching(self.model.chain(), *pair, **settings)
-                for pair in ((data, source), (with_padding(*data), with_padding(*source)))
-            )
-            pd.testing.assert_frame_equal(few, many, rtol=1e-4, atol=1e-5)
 
     def test_the_context_stays_that_of_the_data(self):
         (inputs, labels), (others, _) = self.batches()
@@ -421,37 +404,3 @@ def test_the_next_image_with_other_rows_of_labels():
     (inputs, labels), chain = Decoder().batch(images=3), Decoder().chain()
     labels[1] = -1
     assert places_of_next(chain, inputs, tf.constant(labels)).tolist() == [2, 2, 0]
-
-
-def test_what_is_refused():
-    net = random_network(blocks=1, widths=(4,))
-    images, labels = batch = random_batch(net)
-    for settings, name in (
-        ({"per_image": 1}, "per_image"),
-        ({"progress": None}, "progress"),
-        ({"what": "branch"}, "what"),
-        ({"target": "logit"}, "target"),
-        ({"target": 5}, "target"),
-        ({"target": ("label", 5)}, "target"),
-        ({"target": ("label", "margin")}, "target"),
-        ({"target": (1, 1)}, "target"),
-        ({"target": ("label", 1, 2)}, "target"),
-        ({"target": 1, "metric": "kl"}, "target"),
-        ({"metric": "loss"}, "metric"),
-        ({"positions": 0}, "positions"),  # not of states with four axes
-        ({"positions": "all"}, "positions"),
-        ({"positions": [-1]}, "positions"),
-        ({"positions": []}, "positions"),
-        ({"source": 3}, "source"),
-        ({"source": (images[:2], labels[:2])}, "source"),
-        ({"source": (np.concatenate([images] * 2), np.tile(labels, 2))}, "source"),
-        ({"source": (images[:, :4], labels)}, "source"),
-        ({"source": {"test": batch}}, "source"),
-    ):
-        with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
-            probes.patching(net, batch, **settings)
-    with pytest.raises(ValueError, match=r"`positions` must be from 0 to 6.*Received: "):
-        probes.patching(Decoder().chain(), Decoder().batch(), positions=7)
-    values = dataclasses.replace(tfr.chain(net), outputs="values")
-    with pytest.raises(ValueError, match=r"`chain` must return classes.*Received: "):
-        probes.patching(values, batch)

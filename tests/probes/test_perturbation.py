@@ -54,25 +54,6 @@ def test_solved_by_hand():
         assert row["mean_scaled_perturbation"] == pytest.approx(0.8)
 
 
-def test_is_what_block_metrics_measures():
-    net = random_network(blocks=(2, 1))
-    batch = random_batch(net, images=5)
-    names = ["stage", "block", "perturbation", "scaled_perturbation"]
-    alone = probes.perturbation(net, batch)
-    np.testing.assert_allclose(alone[names], probes.block_metrics(net, batch)[names], rtol=1e-5)
-
-
-def test_splits():
-    net = random_network(blocks=(2, 1))
-    data = {"a": random_batch(net, seed=1), "b": random_batch(net, seed=2)}
-    frame = probes.computational_distance(net, data)
-    assert frame["split"].tolist() == ["a"] * 3 + ["b"] * 3
-    alone = probes.computational_distance(net, data["b"])
-    np.testing.assert_allclose(
-        frame.loc[frame["split"] == "b", "distance"], alone["distance"], rtol=1e-6
-    )
-
-
 def test_stage_without_a_block_to_measure():
     net = random_network(blocks=1)
     frame = probes.computational_distance(net, random_batch(net)).set_index("stage")

@@ -316,20 +316,27 @@ def test_where_nothing_counts_of_an_encoder():
 
 
 def test_where_nothing_counts(decoder):
-    tokens, labels = sequences.batch("decoder")
-    source = tokens, labels
-    with_labels = {name: getattr(probes, name) for name in ("block_metrics", "first_order", "lens")}
-    with_labels |= {name: getattr(probes, name) for name in ("attribution", "drop_blocks")}
-    with_labels |= {"signal": probes.signal_propagation, "repeat": probes.repeat_last_block}
-    with_labels["patching"] = lambda *given: probes.patching(*given, source)
-    of_states = [probes.perturbation, probes.fixed_point, probes.line_element]
-    of_states.append(OTHERS["eigenvalues"])
-    for probe in with_labels.values():
+    tokens, labels = data = sequences.batch("decoder")
+    for name in (
+        *("block_metrics", "first_order", "lens", "attribution", "drop_blocks"),
+        *("signal_propagation", "repeat_last_block", "patching"),
+    ):
+        source = (data,) if name == "patching" else ()
         with pytest.raises(ValueError, match=r"at least one position that counts.* 4 images"):
-            probe(decoder, (tokens, np.full_like(labels, -1)))
-    for probe in of_states:
+            getattr(probes, name)(decoder, (tokens, np.full_like(labels, -1)), *source)
+    for name in ("perturbation", "fixed_point", "line_element", "eigenvalues"):
+        probe = OTHERS.get(name) or getattr(probes, name)
         with pytest.raises(ValueError, match=r"must hold at least one position that counts"):
             probe(decoder, (np.zeros_like(tokens), labels))
+
+
+@pytest.mark.parametrize("probe", [probes.lens, probes.attribution])
+def test_padding_changes_no_value_of_a_position(decoder, probe):
+    few, many = (
+        probe(decoder, sequences.batch("decoder", length), per_position=True) for length in (4, 9)
+    )
+    columns = few.columns.difference(["deviation"])
+    pd.testing.assert_frame_equal(few[columns], many[columns], rtol=1e-4, atol=1e-5)
 
 
 def test_a_row_of_zeros_is_left_out(decoder):
@@ -353,7 +360,7 @@ def test_weights_are_padding_too(decoder):
     weights = np.random.default_rng(0).integers(0, 2, labels.shape)
     data = tf.data.Dataset.from_tensor_slices((tokens, labels, weights)).batch(3)
     expected = tokens, np.where(weights == 1, labels, -100)
-    for probe in (probes.block_metrics, probes.readout, probes.first_order):
+    for probe in (probes.block_metrics, probes.readout, probes.first_order, probes.lens):
         pd.testing.assert_frame_equal(probe(decoder, data), probe(decoder, expected), rtol=1e-4)
 
 
@@ -367,29 +374,6 @@ def test_compiled(decoder):
 
 
 # What is refused
-
-
-def test_images_have_no_positions():
-    net = random_network(blocks=2, widths=(3,))
-    for probe in (probes.block_metrics, probes.perturbation, probes.computational_distance):
-        with pytest.raises(ValueError, match=r"`per_position` needs states .*Received: .*shapes"):
-            probe(net, random_batch(net, images=2), per_position=True)
-    with pytest.raises(ValueError, match="`per_position` must be"):
-        probes.block_metrics(net, random_batch(net, images=2), per_position=1)
-
-
-def test_no_line_between_two_contexts(decoder):
-    with pytest.raises(ValueError, match="must be a network whose blocks read nothing but"):
-        probes.line_between(decoder, *[sequences.batch("decoder")[0]] * 2)
-
-
-def test_no_line_between_several_inputs():
-    half = Block(1, 0, True, apply=lambda state: state / 2)
-    shapes = {"a": (2,), "b": (2,)}
-    chain = dataclasses.replace(plane_chain(half), input_shape=shapes)
-    images = dict.fromkeys("ab", np.zeros((1, 2), "float32"))
-    with pytest.raises(ValueError, match=r"`chain` must be a network with one input\. Received: "):
-        probes.line_between(chain, images, images)
 
 
 def test_a_line_between_sequences_of_numbers():

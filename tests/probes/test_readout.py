@@ -5,7 +5,6 @@ import pytest
 from keras import ops
 from reference.route_probes import (
     METRICS,
-    NETWORKS,
     all_networks,
     assert_equals_numpy,
     counted,
@@ -17,9 +16,7 @@ from reference.route_probes import (
     with_stage,
 )
 
-import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.routing import routes
 
 pytestmark = pytest.mark.eager
 
@@ -50,20 +47,6 @@ def test_solved_by_hand():
     np.testing.assert_allclose(frame["agreement"], [0.95, 1, 0.9, 0.95, 1], rtol=1e-6)
     # Every block not applied leaves one count at zero.
     np.testing.assert_allclose(frame["distance"], np.sqrt([1, 0, 2, 1, 0]), rtol=1e-6)
-
-
-@pytest.mark.system
-def test_last_row_of_a_stage_is_the_unperturbed_network():
-    net, batch = network(NETWORKS["only block changes shape"])
-    frame = probes.readout(net, batch)
-    last = frame.groupby("stage").last()
-    whole = probes.evaluate_routes(net, batch, [routes.unperturbed(tfr.chain(net))]).iloc[0]
-    for name in METRICS[:-1]:
-        assert last[name].tolist() == [whole[name]] * 3
-    assert last["distance"].tolist() == [0, 0, 0]
-    assert last["agreement"].tolist() == [1, 1, 1]
-    # The first stage is of three blocks: leaving it early changes something.
-    assert frame.loc[0, "distance"] > 0
 
 
 def test_stage_that_changes_shape_late():

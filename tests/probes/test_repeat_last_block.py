@@ -12,8 +12,6 @@ from reference.route_probes import (
     NETWORKS,
     assert_equals_numpy,
     constrained,
-    counted,
-    counting_chain,
     network,
     numpy_means,
     shape_changing,
@@ -273,30 +271,13 @@ def test_block_metrics_of_more_images_than_are_measured_at_once():
 def test_states_that_overflow():
     # The state is of norm 5, 5e7, .. 5e35; the next one, 5e42, leaves float32.
     frame = probes.repeat_last_block(plane_chain(lambda h: h * 1e7), at(3, 4), times=6)
-    np.testing.assert_allclose(frame.loc[:1, "cosine_loss"], 1, rtol=1e-5)
-    np.testing.assert_allclose(frame.loc[:4, "l2_ratio"], 1e7, rtol=1e-5)
+    # Step, state and gradient all point one way; no number but these is right.
+    for name, right, last in (("cosine_loss", 1, 1), ("l2_ratio", 1e7, 4)):
+        assert (frame[name].isna() | np.isclose(frame[name], right, rtol=1e-5)).all()
+        assert frame.loc[:last, name].notna().all()
     assert frame.loc[6, BLOCK_METRICS].isna().all()
     assert frame["error"].tolist()[-1] == 1
     assert frame["agreement"].tolist()[-1] == 0
-
-
-def test_what_overflows_is_nan():
-    # Step, state and gradient all point one way; no number but these is right.
-    frame = probes.repeat_last_block(plane_chain(lambda h: h * 1e7), at(3, 4), times=5)
-    for name, right in (("cosine_loss", 1), ("l2_ratio", 1e7)):
-        for value in frame[name]:
-            assert np.isnan(value) or value == pytest.approx(right), (name, frame[name].tolist())
-
-
-def test_mixed_precision_is_near_float32():
-    net = random_network(blocks=2, widths=(4,))
-    low = random_network(blocks=2, widths=(4,), dtype="mixed_bfloat16")
-    low.set_weights(net.get_weights())
-    batch = random_batch(net, images=8)
-    expected = probes.repeat_last_block(net, batch, times=2, scale=0.5)
-    measured = probes.repeat_last_block(low, batch, times=2, scale=0.5)
-    np.testing.assert_allclose(measured["l2_ratio"], expected["l2_ratio"], rtol=0.05)
-    np.testing.assert_allclose(measured["cosine_loss"], expected["cosine_loss"], atol=0.05)
 
 
 @pytest.mark.system
@@ -306,37 +287,3 @@ def test_network_of_float64():
     frame = probes.repeat_last_block(net, batch, times=1)
     expected = numpy_metrics(net, batch, 1, [1, 1]) + numpy_metrics(net, batch, 2, [1, 1])
     np.testing.assert_allclose(frame[BLOCK_METRICS], expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("blocks", 0),
-        ("times", 0),
-        ("times", -1),
-        ("times", 1.0),
-        ("times", "2"),
-        ("times", True),
-        ("scale", float("nan")),
-        ("scale", float("inf")),
-        ("scale", "0.5"),
-        ("scale", "half"),
-        ("scale", None),
-        ("scale", True),
-    ],
-)
-def test_bad_arguments(name, value):
-    chain = plane_chain(lambda h: h / 2)
-    with pytest.raises(ValueError, match=rf"Argument `{name}`.*Received: {name}="):
-        probes.repeat_last_block(chain, at(1, 2), **{name: value})
-
-
-def test_nothing_to_repeat():
-    net = random_network(blocks=2, widths=(4,))
-    with pytest.raises(ValueError, match=r"`chain` must have a stage whose last 3 blocks keep"):
-        probes.repeat_last_block(net, random_batch(net), blocks=3)
-    with pytest.raises(ValueError, match=r"`stage` must be a stage of .* with 3 blocks"):
-        tfr.routes.repeat_last_block(tfr.chain(net), 1, 1, blocks=3)
-    chain = counting_chain(lambda n: n[:, 0] * 0, 2, changes=[(1, 1)])
-    with pytest.raises(ValueError, match=r"`chain` must have a stage.*Received: counting"):
-        probes.repeat_last_block(chain, counted([0, 1]))

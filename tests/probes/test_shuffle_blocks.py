@@ -122,33 +122,3 @@ def test_seed():
 )
 def test_kendall_tau(order, tau):
     assert kendall_tau(order) == pytest.approx(tau)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("swaps", (0,)),
-        ("swaps", (1, -1)),
-        ("swaps", (1.5,)),
-        ("swaps", ("1",)),
-        ("swaps", ()),
-        ("swaps", 3),
-        ("swaps", (None,)),
-        ("draws", 0),
-        ("draws", 1.0),
-        ("draws", True),
-        ("seed", -1),
-        ("seed", None),
-        ("seed", 0.5),
-    ],
-)
-def test_bad_arguments(name, value):
-    chain = plane_chain(lambda h: h / 2, lambda h: h)
-    with pytest.raises(ValueError, match=rf"`{name}`.*Received: .*{name}="):
-        probes.shuffle_blocks(chain, at(1, 2), **{name: value})
-
-
-def test_nothing_to_shuffle():
-    chain = counting_chain(lambda n: n[:, 0] * 0, 1, 2, changes=[(2, 0)])
-    with pytest.raises(ValueError, match=r"must leave something to move.*Received: counting"):
-        probes.shuffle_blocks(chain, counted([0, 1]))

@@ -11,10 +11,11 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import layers
-from reference.random_network import random_network
+from reference.random_network import random_batch, random_network
 
 import tfresidual as tfr
 from tfresidual import callbacks, probes
+from tfresidual.probes.signal_propagation import METRICS
 
 pytestmark = pytest.mark.eager
 
@@ -132,14 +133,24 @@ def test_callbacks_take_weights(net):
     )
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [-np.ones(7), np.full(7, np.nan), np.ones(6), np.ones((7, 2)), np.zeros(7)],
-    ids=["negative", "NaN", "too few", "of positions", "nothing is there"],
-)
-def test_weights_that_are_none(net, weights):
-    with pytest.raises(ValueError, match=r"`data` must hold.*Received: "):
-        probes.block_metrics(net, (IMAGES, LABELS, weights))
+# What is near a number in float32, relative to its size, and cosines and deviations.
+IN_HALF = {
+    "block_metrics": (["l2_ratio", "perturbation", "gradient_norm"], ["cosine_loss"], 0.03),
+    # Rounding is all that a state of bfloat16 differs from a sum by.
+    "signal_propagation": ([*METRICS[:-1]], ["sum_deviation"], 0.01),
+    "repeat_last_block": (["l2_ratio"], ["cosine_loss"], 0.05),
+}
+
+
+@pytest.mark.parametrize("name", IN_HALF)
+def test_mixed_precision_is_near_float32(name):
+    net, low = (random_network(dtype=d, blocks=(2, 1)) for d in ("float32", "mixed_bfloat16"))
+    low.set_weights(net.get_weights())
+    batch, given = random_batch(net, images=8), ARGUMENTS.get(name, {})
+    expected, found = (getattr(probes, name)(one, batch, **given) for one in (net, low))
+    relative, absolute, tolerance = IN_HALF[name]
+    np.testing.assert_allclose(found[relative], expected[relative], rtol=0.05)
+    np.testing.assert_allclose(found[absolute], expected[absolute], atol=tolerance)
 
 
 # Batches of several shapes

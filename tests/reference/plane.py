@@ -9,36 +9,32 @@ from tfresidual.routing import Block, Chain, Stage
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-6}
 
 
+def chain_of(*blocks, head=lambda state: ops.reshape(state, (-1, 2)), **settings):
+    """A stage of blocks, by default in the plane with the loss |h|^2 / 2, whose gradient is h."""
+    usual = {
+        "name": "plane",
+        "stem": lambda images: ops.convert_to_tensor(images),
+        "loss": lambda labels, outputs: ops.sum(ops.square(outputs), axis=-1) / 2,
+        "input_shape": (1, 1, 2),
+    }
+    return Chain(stages=(Stage(1, blocks),), head=head, **usual | settings)
+
+
+def blocks_of(*functions):
+    """Blocks that keep the shape, each a function of the state."""
+    return [
+        Block(1, index, True, lambda h, function=function: function(h))
+        for index, function in enumerate(functions)
+    ]
+
+
 def plane_chain(*changes):
-    """A chain in the plane: block t adds `changes[t](h)`, and the loss is |h|^2 / 2 at the end."""
-    blocks = tuple(
-        Block(1, index, True, lambda h, change=change: h + change(h))
-        for index, change in enumerate(changes)
-    )
-    return Chain(
-        name="plane",
-        stem=lambda images: ops.convert_to_tensor(images),
-        stages=(Stage(1, blocks),),
-        head=lambda state: ops.reshape(state, (-1, 2)),
-        loss=lambda labels, outputs: ops.sum(ops.square(outputs), axis=-1) / 2,
-        input_shape=(1, 1, 2),
-    )
+    """A chain in the plane: block t adds `changes[t](h)`."""
+    return chain_of(*blocks_of(*[lambda h, change=change: h + change(h) for change in changes]))
 
 
 def at(*point):
     return np.array([[[point]]], "float32"), np.zeros(1, "int32")
-
-
-def chain_of(*blocks, head=lambda state: ops.reshape(state, (-1, 2))):
-    """Blocks in the plane, and the loss |h|^2 / 2 at the end; its gradient there is h."""
-    return Chain(
-        name="plane",
-        stem=lambda images: ops.convert_to_tensor(images),
-        stages=(Stage(1, blocks),),
-        head=head,
-        loss=lambda labels, outputs: ops.sum(ops.square(outputs), axis=-1) / 2,
-        input_shape=(1, 1, 2),
-    )
 
 
 def anchored_chain(slope, blocks):

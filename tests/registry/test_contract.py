@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from reference.random_network import random_batch, random_network
+from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import registry
@@ -21,8 +22,11 @@ OPTIONS = ProbeOptions(times=2, at_chance="nan", epsilon=0.1, seed=0)
 
 @pytest.fixture(scope="module")
 def nets():
-    """An ordinary network and one with a bound for every branch."""
-    plain = random_network(blocks=(2, 1), widths=(2, 3), seed=5)
+    """An ordinary network in the middle of a training, and one with a bound for every branch."""
+    plain = random_network(blocks=(2, 1), widths=(2, 3), seed=5, shortcut="dropout")
+    plain.compile("adam", "sparse_categorical_crossentropy")
+    plain.optimizer.build(plain.trainable_variables)
+    plain.layers[2].trainable = False
     bounded = random_network(blocks=2, widths=(4,), seed=5, lipschitz=0.9)
     return plain, bounded
 
@@ -41,8 +45,8 @@ every_probe = pytest.mark.parametrize(
 )
 
 
-def run(name, net, data, progress=False):
-    return registry.run(name, tfr.chain(net), data, OPTIONS, progress)
+def run(name, source, data, progress=False):
+    return registry.run(name, tfr.chain(source), data, OPTIONS, progress)
 
 
 def assert_equal(measured, expected, rtol):
@@ -53,8 +57,12 @@ def assert_equal(measured, expected, rtol):
 
 @every_probe
 def test_compiled_it_measures_what_it_does_operation_by_operation(name, net):
-    data = random_batch(net, images=5)
-    compiled = run(name, net, data)
+    """And it is traced once, however large the batches are."""
+    data, chain = random_batch(net, images=5), tfr.chain(net)
+    compiled = run(name, chain, data)
+    run(name, chain, random_batch(net, images=3))
+    for made in chain.compiled.values():
+        assert getattr(made, "experimental_get_tracing_count", lambda: 1)() == 1
     tf.config.run_functions_eagerly(True)
     try:
         eager = run(name, net, data)
@@ -68,7 +76,9 @@ def test_compiled_it_measures_what_it_does_operation_by_operation(name, net):
 @every_probe
 def test_splits_are_measured_one_by_one_and_the_network_is_left_as_it_was(name, net, tmp_path):
     """Nothing is printed unless progress is asked for, which changes no number; files keep all."""
-    before = [variable.numpy() for variable in net.variables]
+    variables = [*net.variables, *getattr(getattr(net, "optimizer", None), "variables", ())]
+    before = [variable.numpy() for variable in variables]
+    layers = [(len(layer._inbound_nodes), layer.trainable) for layer in net.layers]
     parts = {"train": random_batch(net, images=3), "test": random_batch(net, images=4, seed=9)}
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
@@ -86,6 +96,9 @@ def test_splits_are_measured_one_by_one_and_the_network_is_left_as_it_was(name, 
             pd.testing.assert_frame_equal(
                 frame.reset_index(drop=True), alone[frame_name], rtol=1e-5, atol=1e-5
             )
+    if name != "patching":  # whose sources are of the same batch
+        batches = tf.data.Dataset.from_tensor_slices(data).batch(3)
+        assert_equal(run(name, net, batches), alone, rtol=1e-4)
     for frame_name, frame in together.items():
         path = tmp_path / f"{frame_name}.csv"
         frame.to_csv(path, index=False)
@@ -94,7 +107,8 @@ def test_splits_are_measured_one_by_one_and_the_network_is_left_as_it_was(name, 
             gaps = {column: float for column in frame if frame[column].dtype == "Int64"}
             expected = frame.astype(gaps)
             pd.testing.assert_frame_equal(read, expected, check_dtype=False, rtol=0, atol=0)
-    for variable, value in zip(net.variables, before, strict=True):
+    assert [(len(layer._inbound_nodes), layer.trainable) for layer in net.layers] == layers
+    for variable, value in zip(variables, before, strict=True):
         if variable.path.split("/")[-1].startswith(("vector_of_", "known_weights")):
             continue  # of the power iteration, which a look may bring on
         np.testing.assert_array_equal(variable.numpy(), value)
@@ -105,8 +119,10 @@ def test_splits_are_measured_one_by_one_and_the_network_is_left_as_it_was(name, 
 def test_data_that_is_none_is_refused(name, net):
     if name in ("effective_parameters", "lipschitz"):
         pytest.skip("reads no images")
-    for data in (None, 3, "images"):
-        with pytest.raises(ValueError, match=r"^Argument `data` .*Received: "):
+    images, labels = random_batch(net)
+    endless = tf.data.Dataset.from_tensors((images, labels)).repeat()
+    for data in (None, 3, "images", {}, (images[:, :7], labels), (images[:0], labels[:0]), endless):
+        with refused("data"):
             run(name, net, data)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
@@ -10,10 +9,9 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual import sources
-from tfresidual.arguments import ArgumentError, check_bool
+from tfresidual.arguments import ArgumentError
 from tfresidual.declarations import ZERO, Column, Drawing, Figure, Line, Panel, Probe
-from tfresidual.probes.measure import check_blocks
+from tfresidual.probes.measure import joined_splits
 from tfresidual.probes.predictions import (
     COUNTED,
     FIRST,
@@ -24,14 +22,13 @@ from tfresidual.probes.predictions import (
     chosen_logit,
     frame_of,
     has_logit,
-    joined_splits,
     label_check,
     labels_of,
     logits_of,
     over_positions,
+    scored_chain,
 )
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
-from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.gradients import is_half, loss_gradients
 from tfresidual.sources.normalizations import Setting, check_found, frozen_normalizations
 
@@ -115,56 +112,19 @@ def attribution(
 ) -> Frame:
     """Measures what every block adds to the logit of the label.
 
-    Let z be that logit as a function of the last state h_L, the input of the head, and g = dz/dh_L
-    its gradient there. What a block adds is F = block(h) - h. If the blocks after it add to what it
-    returns, it stands in the last state, which is a sum:
+    Let z be that logit as a function of the last state, the input of the head, g its gradient
+    there, and F = block(h) - h. docs/concepts/probes.md says which blocks have a part, what
+    `freeze_normalization` does, which logits are read, and which positions count.
 
-        h_L = h_0 + F_0 + F_1 + ...     and so     z = <g, h_0> + <g, F_0> + <g, F_1> + ... + rest
+    - `attribution`, over 0 if the part raises the logit: of part `"first state"`, <g, h> with the
+      state h before the first block with a part of its own; of `"block"`, <g, F>, NaN if a later
+      block, or the block itself, has no identity as its shortcut; of `"head"`, what is left of z,
+      such as biases, so that the parts add up to z by definition.
+    - `logit`: z, the same in all rows.
+    - `deviation`: |z - sum of the parts|, which is rounding; over 1e-12 of the sum of the sizes of
+      all products, it is an error.
 
-    - part `"first state"`: <g, h_0>, that of the state before the first block with a part of its
-      own. The parts of all blocks before it are in it.
-    - part `"block"`: <g, F>, for every block of which all later blocks, and it itself, have the
-      identity as their shortcut. It is NaN for all others: those of earlier stages, for instance,
-      if a block in between changes the shape of the state. Where something follows the addition,
-      such as a ReLU or a normalization, F includes what it does to the state.
-    - part `"head"`: z - <g, h_L>, what is left, so that the parts add up to z by definition: what
-      the linearised head does not explain. These are its biases, and how far it is from being
-      linear. It is that of the whole head, not of a block.
-
-    A head that begins with a normalization of every state by itself (layer or RMS normalization,
-    not batch normalization) returns nearly the same for h_L and 2 h_L. Then <g, h_L> is near 0: the
-    parts say which blocks turn the state towards the label and which away from it, and the part of
-    the head is nearly the whole logit.
-
-    With `freeze_normalization`, the head is linearised with the statistics of its normalizations
-    held fixed: the mean of a state is still subtracted, which is linear, but the number that the
-    state is divided by is a constant, that of h_L. If the head is nothing but a normalization and a
-    matrix, <g, h_L> is then the logit without its biases, and the part of the head is the biases
-    alone. This is known as direct logit attribution. It needs a chain of a Keras model with layer
-    or RMS normalization in the head, of Keras or written by others: each such layer is verified on
-    random states to be linear but for its divisor, whatever its class. A normalization that is
-    written out, operation by operation, is not seen. The logits are the same either way, up to
-    rounding.
-
-    `attribution` is over 0 if the part raises the logit. `logit` is z, the same in all rows. The
-    parts add up to it, because the head has what is left: `deviation` is the difference,
-    |z - sum of the parts|. It says that the changes of the blocks add up to the last state, up to
-    the rounding of products in float64, and nothing about how linear the head is; a deviation over
-    1e-12 of the sum of the sizes of the products is an error. The means of the parts add up to the
-    mean of the logit.
-
-    Logits of a softmax or sigmoid are read before it, if Keras stores them; otherwise the logit is
-    the logarithm of the probability p, or log(p / (1 - p)) for outputs that are labels. A single
-    output z that decides between two classes stands for the logits -z/2 and z/2.
-
-    If the network returns one row of outputs per position, `(images, positions, classes)`, an image
-    has the mean of the logits of its positions, and all means are over all positions that count:
-    left out are padding that the network masks, labels below 0, the class that the loss ignores,
-    and sample weights of 0, as in `evaluate_routes`. With `per_position`, every position has rows
-    of its own, which is defined if the head reads each position by itself.
-
-    The network runs in inference mode and is not changed. Costs a forward pass and the backward
-    pass of the head.
+    Costs a forward pass and the backward pass of the head.
 
     Example:
 
@@ -175,32 +135,29 @@ def attribution(
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: images and labels, see `tfresidual.types.Data`.
-        target: which logit: `"label"`, that of the label, or the mean of those of several labels;
-            `"margin"`, the lowest logit of a label minus the highest of another class, which an
-            image without a label, or without another class, does not have: it is left out; the
-            index of a class, the same for all images; or a pair of these for the first minus the
-            second, such as `("label", 7)`. The logit itself is the convention of Elhage et al.; the
-            difference to that of a chosen other token, which does not depend on what is added to
-            all logits, that of Wang et al. 2022.
-        freeze_normalization: whether the head is linearised with the statistics of its
-            normalizations held fixed, see above.
+        target: which logit: `"label"`, `"margin"` (the lowest logit of a label minus the highest of
+            another class), the index of a class, or a pair for the first minus the second, such as
+            `("label", 7)`.
+        freeze_normalization: whether the head is linearised with the statistics of its layer or RMS
+            normalizations held fixed.
         per_image: whether to return the values of every image instead of their means.
-        per_position: whether to return the values of every position that is not left out.
+        per_position: whether to return the values of every position that counts, for heads that
+            read each position by itself.
         progress: whether to show a progress bar.
 
     Returns:
-        A `pandas.DataFrame` with the columns `stage` (from 1), `block`, `part`, `attribution`,
-        `logit` and `deviation`, in the order of the network. The block is -1 for the first state,
-        from 0 on for the blocks, and the number of blocks of the last stage for the head. If `data`
-        is a dict, `split` is the first column. With `per_image`, `image` (from 0, in the order of
-        the data) comes after `part`; with `per_position`, `image` and `position`.
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (-1 for the first state, the
+        number of blocks of the last stage for the head), `part`, `attribution`, `logit` and
+        `deviation`, in the order of the network. If `data` is a dict, `split` is the first column.
+        With `per_image`, `image` (from 0) comes after `part`; with `per_position`, `image` and
+        `position`.
 
     Raises:
         ValueError: if an argument cannot be used, the outputs of the network are not classes, its
             head has no gradient, or the parts do not add up to the logit; with
             `freeze_normalization`, if no normalization of every state by itself is seen in the head
-            (as in networks that end in batch normalization, whose statistics are fixed anyway, in
-            chains by hand and in SavedModels), or a layer that may hold one is not of that form.
+            (such as in chains by hand and in SavedModels), or a layer that may hold one is not of
+            that form.
 
     Reference:
         Elhage et al. 2021, "A mathematical framework for transformer circuits", on direct effects
@@ -208,13 +165,13 @@ def attribution(
         differences of logits.
     """
     target = checked_target(target, TARGETS)
-    check_bool("freeze_normalization", freeze_normalization)
-    check_bool("per_image", per_image)
-    check_bool("per_position", per_position)
-    check_bool("progress", progress)
-    chain = sources.chain(chain)
-    check_scored(chain)
-    check_blocks(chain)
+    chain = scored_chain(
+        chain,
+        freeze_normalization=freeze_normalization,
+        per_image=per_image,
+        per_position=per_position,
+        progress=progress,
+    )
     # The kind of outputs is part of the name, since a copy of a chain that declares another kind
     # shares what is compiled.
     name = f"attribution of {target} in {chain.outputs}{' per position' if per_position else ''}"
@@ -240,10 +197,7 @@ def blocks_with_part(chain):
 
 
 def first_with_part(chain):
-    """Returns the place among all blocks of a chain from which on blocks have parts of their own.
-
-    It is the number of blocks if none has.
-    """
+    """Returns the place from which on blocks have parts of their own; their number if none has."""
     place = len(chain.blocks)
     for stage in reversed(chain.stages):
         for block in reversed(stage.blocks):
@@ -270,16 +224,14 @@ def _places(chain):
 
 
 def _batch_values(chain, target, per_position, is_frozen, images, labels):
-    """Returns all values of a batch, each `(images, [positions,] parts)`, by name.
-
-    In addition, `size` is what a deviation is compared with, and `elsewhere` the share of the
-    gradient of one position's logit at other positions, each `(images, [positions])`.
-    """
+    """Returns all values of a batch by name, each `(images, [positions,] parts)`."""
     chain = chain.given(images)
     pairs, last = chain.walk(chain.stem(images))
-    head = _linearised(chain, target, per_position, is_frozen, last, labels)
-    along = _along_positions if per_position else _along_images
-    wide = tf.cast(head.gradient, tf.float64)
+    logit, gradient, elsewhere, counted = _linearised(
+        chain, target, per_position, is_frozen, last, labels
+    )
+    along = functools.partial(_products, 2 if per_position else 1)
+    wide = tf.cast(gradient, tf.float64)
     whole, size = along(wide, last), along(tf.abs(wide), tf.abs(last))
     first = first_with_part(chain)
     undefined = tf.fill(tf.shape(whole), tf.constant(np.nan, tf.float64))
@@ -297,7 +249,7 @@ def _batch_values(chain, target, per_position, is_frozen, images, labels):
         size += along(tf.abs(wide), tf.abs(added))
     if not parts:
         parts.append(whole)
-    logit = tf.cast(head.logit, tf.float64)
+    logit = tf.cast(logit, tf.float64)
     rest = logit - whole
     deviation = tf.abs(logit - sum(parts) - rest)
     places = _places(chain)["part"].tolist()
@@ -308,30 +260,13 @@ def _batch_values(chain, target, per_position, is_frozen, images, labels):
         "logit": tf.stack([logit] * len(columns), axis=-1),
         "deviation": tf.stack([deviation] * len(columns), axis=-1),
         "size": size + tf.abs(logit),
-        "elsewhere": tf.zeros_like(whole) if head.elsewhere is None else head.elsewhere,
-        COUNTED: head.counted,
+        "elsewhere": tf.zeros_like(whole) if elsewhere is None else elsewhere,
+        COUNTED: counted,
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Head:
-    """The head, linearised at the last state.
-
-    Attributes:
-        logit: the chosen logit, `(images,)` or `(images, positions)`.
-        gradient: that of the logit at the last state, in its shape.
-        elsewhere: see `_batch_values`; `None` without positions.
-        counted: bool, which examples count, see `has_logit`.
-    """
-
-    logit: tf.Tensor
-    gradient: tf.Tensor
-    elsewhere: tf.Tensor | None
-    counted: tf.Tensor
-
-
 def _linearised(chain, target, per_position, is_frozen, last, labels):
-    """Returns the `_Head` of a chain for the images of a batch, see `Chain.given`."""
+    """Returns logits, their gradient at the last state and elsewhere, and which examples count."""
     is_persistent = per_position or is_half(last)
     with tf.GradientTape(persistent=is_persistent, watch_accessed_variables=False) as tape:
         tape.watch(last)
@@ -351,7 +286,7 @@ def _linearised(chain, target, per_position, is_frozen, last, labels):
             raise _no_positions(chain)
         signed = _known(chain, loss_gradients(tape, by_sign, last))
         elsewhere = _share_elsewhere(gradient, signed, _signs(logit))
-    return _Head(logit, gradient, elsewhere, counted)
+    return logit, gradient, elsewhere, counted
 
 
 def _with_fixed_statistics(chain, last):
@@ -363,19 +298,10 @@ def _with_fixed_statistics(chain, last):
 
 
 def _share_elsewhere(gradient, signed, signs):
-    """Returns the share of the gradients of logits at other positions, `(images, positions)`.
-
-    Args:
-        gradient: that of the sum of the logits of all positions, `(images, positions, ...)`.
-        signed: that of their sum with signs.
-        signs: `(positions,)`.
-
-    The gradient of the sum does not show which position's logit depends on a state. If each logit
-    depends on the state of its own position alone, the gradient with signs is the one without times
-    the sign of the position; the difference is what logits of the other sign contribute. Signs with
-    a period would leave out a head that reads positions at the distance of the period, whose signs
-    would be the same.
-    """
+    """Returns the share of the gradients of logits at other positions, `(images, positions)`."""
+    # If each logit depends on the state of its own position alone, the gradient of the sum with
+    # signs is the one without times the sign of the position; the difference is what logits of the
+    # other sign contribute. Signs have no period, at whose distance a head may read positions.
     gradient, signed = tf.cast(gradient, tf.float64), tf.cast(signed, tf.float64)
     signs = tf.reshape(tf.cast(signs, tf.float64), [1, -1] + [1] * (len(signed.shape) - 2))
     return _largest(signed - gradient * signs) / (_largest(gradient) + 1e-300)
@@ -392,14 +318,9 @@ def _known(chain, gradient):
     return gradient
 
 
-def _along_images(left, right):
-    """Returns the scalar products over all features of each image, `(images,)`."""
-    return tf.reduce_sum(left * tf.cast(right, left.dtype), axis=range(1, len(left.shape)))
-
-
-def _along_positions(left, right):
-    """Returns the scalar products over the features of each position, `(images, positions)`."""
-    return tf.reduce_sum(left * tf.cast(right, left.dtype), axis=range(2, len(left.shape)))
+def _products(begin, left, right):
+    """Returns the scalar products over all axes from one on."""
+    return tf.reduce_sum(left * tf.cast(right, left.dtype), axis=range(begin, len(left.shape)))
 
 
 def _signs(logit):

@@ -21,7 +21,7 @@ from tfresidual.declarations import (
     Study,
 )
 from tfresidual.probes.evaluate_routes import places_of
-from tfresidual.probes.measure import weighted_mean
+from tfresidual.probes.measure import joined_splits, weighted_mean
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -130,28 +130,13 @@ def borderline(
     """Measures groups of images after each of the last blocks and as the last block is repeated.
 
     There are two curves. In the first, the head reads the state after each of the last blocks of
-    the last stage; in the second, after each extra application of the last block. Images are put
-    into groups by one of these read-outs:
+    the last stage; in the second, after each extra application of the last block. Images (or
+    positions, see docs/concepts/probes.md) are put into groups by one of these read-outs:
 
     - `borderline`: the prediction changes to or from the right class when less than `probability`
-      moves from one class to another. That is, half the gap between the probability of the label
-      and the highest other probability is less than `probability`. With several labels per image,
-      the label with the lowest probability counts.
+      moves from one class to another.
     - `correct`: the prediction is right.
     - `all`: all images.
-
-    The paper follows groups of images along the blocks, and says of the borderline images that the
-    next block puts many of them right. `groups` has both:
-
-    - `"fixed"`: images are put into groups at the start of a curve (after the first of the last
-      blocks, and at the trained network) and stay in them along the curve.
-    - `"next block"`: they are put into groups again before each block or extra application, which
-      is then measured on its own groups: which of the images that it could have moved over the
-      boundary did it move? A curve has no row at its start.
-
-    Being borderline depends only on the state before the block, not on what the block then does.
-    For outputs per position, every position that counts is put into groups like an image, see
-    `evaluate_routes`.
 
     Example:
 
@@ -168,36 +153,31 @@ def borderline(
         data: images and labels, see `tfresidual.types.Data`.
         blocks: int, the number of last blocks to read out; in a shorter stage, all of its blocks.
         times: int, the largest number of extra applications of the last block, 0 for none.
-        scale: float, the factor by which the branch of the block is multiplied in the extra
-            applications.
+        scale: float, the factor of the branch in the extra applications.
         probability: float over 0, up to 1, the probability mass that defines `borderline`.
         groups: `"fixed"` for groups that are determined at the start of a curve, `"next block"` for
-            groups that are determined before each block.
+            groups that are determined before each block, which has no row at the start.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
         per_image: whether to return the values of every image instead of the means of the groups.
 
     Returns:
         A `pandas.DataFrame` with the columns `along` (`"blocks"` or `"repetitions"`), `stage`,
-        `block` (the index of the last block applied; extra applications continue the count after
-        the last block), `scale` (of the branch in the extra applications of the curve), `group`,
-        `images` (the number of images in the group), `accuracy` in [0, 1], `cross_entropy` and
-        `entropy` in nats. The last three are NaN for an empty group. If `data` is a dict, `split`
-        is the first column. If the last block changes the shape of the state, there are no rows
-        for repetitions.
+        `block` (the index of the last block applied; extra applications continue the count),
+        `scale`, `group`, `images` (their number in the group), `accuracy` in [0, 1],
+        `cross_entropy` and `entropy` in nats, the last three NaN for an empty group. If `data` is a
+        dict, `split` is the first column. If the last block changes the shape of the state, there
+        are no rows for repetitions.
 
         Groups of the next block have five more columns: `accuracy_before`, `cross_entropy_before`
         and `entropy_before` of the same images before the block, and `put_right` and `put_wrong`,
-        the shares of them in [0, 1] that the block puts right and wrong: `accuracy` is
-        `accuracy_before + put_right - put_wrong`.
+        the shares of them that the block puts right and wrong: `accuracy` is `accuracy_before +
+        put_right - put_wrong`.
 
-        With `per_image`, the columns `group` and `images` are replaced by `image` (from 0, in the
-        order of the data), `borderline` and `correct` (whether the image belongs to these groups;
-        constant along a curve if the groups are fixed), `label` and `prediction` (the class, or
-        with several labels per image the classes as text, such as `"3 7"`; a prediction is missing
-        where the outputs are not finite) and `margin` (see `evaluate_routes`). Accuracies and
-        shares are then 1 or 0. An image that does not count has no row. For outputs per position,
-        `position` comes after `image`.
+        With `per_image`, the columns `group` and `images` are replaced by `image` (from 0; and
+        `position`, for outputs per position), `borderline` and `correct` (whether the image belongs
+        to these groups), `label` and `prediction` (the class, or several as text, such as `"3 7"`;
+        missing where the outputs are not finite) and `margin` (see `evaluate_routes`).
 
     Raises:
         ValueError: if an argument cannot be used, or there is no next block: `groups` is
@@ -213,7 +193,7 @@ def borderline(
     curves = _curves(chain, blocks, times, scale)
     check_next_block(chain, groups)
     routes = [route for curve in curves.values() for _, route in curve]
-    frames = []
+    frames = {}
     for split, part in splits_of(data).items():
         values = evaluate(
             chain,
@@ -223,7 +203,7 @@ def borderline(
             with_outputs=per_image,
             progress=progress,
         )
-        begin = 0
+        parts, begin = [], 0
         for along, curve in curves.items():
             for index, (block, _) in enumerate(curve, start=begin):
                 before = None if groups == "fixed" else index - 1
@@ -231,17 +211,16 @@ def borderline(
                     continue
                 members = _members(values, begin if before is None else before, probability)
                 columns = _columns(values, index, before)
-                place = {} if split is None else {"split": split}
-                place |= {"along": along, "stage": chain.stages[-1].index, "block": block}
+                if per_image:
+                    columns = _of_images(values, index, members, chain.outputs) | columns
+                else:
+                    columns = _of_groups(columns, members, values.weights)
+                place = {"along": along, "stage": chain.stages[-1].index, "block": block}
                 place["scale"] = float(scale) if along == REPETITIONS else 1.0
-                place |= (
-                    _of_images(values, index, members, chain.outputs) | columns
-                    if per_image
-                    else _of_groups(columns, members, values.weights)
-                )
-                frames.append(pd.DataFrame(place))
+                parts.append(pd.DataFrame(place | columns))
             begin += len(curve)
-    return pd.concat(frames, ignore_index=True)
+        frames[split] = pd.concat(parts)
+    return joined_splits(frames)
 
 
 def check_arguments(blocks, times, probability, groups):

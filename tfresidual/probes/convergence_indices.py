@@ -201,38 +201,18 @@ def convergence_indices(
     Let e0 be the error of the whole network and c the error of guessing.
 
     - `convergence_index`: the mean over the blocks of the stage of (c - error of the read-out
-      after the block) / (c - e0). 1 means the final error is reached after the first block. The
-      read-out after the last block is the whole network and counts as 1, so that a stage of T
-      blocks whose other read-outs are at chance has 1 / T, not 0.
+      after the block) / (c - e0). 1 means the final error is reached after the first block; a stage
+      of T blocks whose read-outs but the last are at chance has 1 / T.
     - `recurrence_index`: 1 - the mean over all blocks but the last of (error without the block -
       error without the last) / (c - error without the last). 0 means chance level whichever block
       is dropped, 1 means it does not matter which block is dropped.
     - `divergence_index`: the mean over 1 to `times` extra applications of the last block of
       (error - e0) / (c - e0). 0 means no harm, 1 means chance level at once.
 
-    The indices leave [0, 1] if a changed route has a larger error than chance or a smaller
-    error than the whole network. The recurrence index is badly conditioned if the error without
-    the last block is just below chance. An index that is not defined for a stage is NaN:
-    recurrence if fewer than two blocks can be dropped, or if the error is at chance without the
-    last block but not without each of the others; recurrence and divergence if the last block
-    changes the shape of the state; convergence if the stage cannot be left after every block.
-
-    The paper does not print a formula of the convergence index. It describes an area under the
-    curve that is 0 for a read-out at chance at each block and 1 for the final error at the first
-    block. The default takes "each block" literally, like the other two indices, which are means
-    over what was changed; the paper's 0 is then out of reach. `reading` offers two others, which
-    keep the 1. With q(t) for the quotient above, t = 1 .. T:
-
-    - `"all blocks"`: the mean of q(1) .. q(T), 1 / T if all read-outs but the last are at chance.
-    - `"all but last"`: the mean of q(1) .. q(T - 1), 0 in that case.
-    - `"trapezoid"`: the area under the line through the points (t, q(t)), divided by T - 1, which
-      is 1 / (2 (T - 1)) in that case.
-
-    The last two are NaN for a stage of one block.
-
-    Each index is given for the error on the labels and for the disagreement with the predictions
-    of the whole network (here e0 is 0, and c is the same as for the labels). The row `"mean"` is
-    the mean over the stages for which the index is defined.
+    Each is given for the error on the labels and for the disagreement with the predictions of the
+    whole network (here e0 is 0, and c is the same as for the labels). The row `"mean"` is the mean
+    over the stages for which the index is defined. docs/concepts/probes.md says when an index is
+    NaN or leaves [0, 1], and what the readings of the convergence index are.
 
     Example:
 
@@ -242,14 +222,13 @@ def convergence_indices(
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: images and labels, see `tfresidual.types.Data`.
-        times: int, the largest number of extra applications of the last block, 1 or more; 16 in
-            the paper.
+        times: int, the largest number of extra applications of the last block; 16 in the paper.
         chance: the error of guessing. `"uniform"`: all classes are equally likely, 1 - 1 / classes;
-            with n labels per image, all sets of n labels are equally likely. `"largest class"`:
-            always guess the class, or set of labels, that most images of the split have, for data
-            with unequal class sizes. Or a number over 0, up to 1.
-        reading: what the convergence index is of the read-outs: `"all blocks"`, `"all but last"`
-            or `"trapezoid"`.
+            with n labels per image, all sets of n labels are. `"largest class"`: always guess the
+            class, or set of labels, that most images of the split have. Or a number over 0, up to
+            1.
+        reading: the convergence index is the mean over `"all blocks"`, over `"all but last"`, or
+            the area by the `"trapezoid"` rule.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
 
@@ -292,20 +271,14 @@ def convergence_frames(
     """Measures the indices of `convergence_indices` and returns the frames they are taken from too.
 
     Args:
-        chain: see `convergence_indices`, also for the next arguments.
-        data: images and labels.
-        times: int, the largest number of extra applications.
-        chance: the error of guessing.
-        reading: what the convergence index is of the read-outs.
-        memory_limit: MiB.
-        progress: whether to show a progress bar.
+        chain, data, times, chance, reading, memory_limit, progress: see `convergence_indices`.
         at_chance: `"raise"`, or `"nan"` for indices that are NaN if the error of the network is
             at chance or above.
 
     Returns:
-        A tuple of a dict and a frame: the dict holds the frames of `readout`, `drop_blocks` and
-        `repeat_last_block` (the latter without `block_metrics`) under these names, and the frame is
-        that of `convergence_indices`.
+        A tuple of a dict and a frame: the frames of `readout`, `drop_blocks` and
+        `repeat_last_block` (the latter without `block_metrics`) by these names, and that of
+        `convergence_indices`.
 
     Raises:
         ValueError: if an argument cannot be used, or the network is at chance or above, unless
@@ -344,13 +317,11 @@ def indices_of(
     """Computes the indices from the frames of three probes.
 
     Args:
-        readout: a frame of `readout`.
-        drop_blocks: a frame of `drop_blocks`.
+        readout, drop_blocks: frames of these probes.
         repeat_last_block: a frame of `repeat_last_block` with a scale of 1.
         chance: float, the error of guessing, or a dict of these by split.
-        at_chance: `"raise"`, or `"nan"` for indices that are NaN if the error of the network is
-            at chance or above.
-        reading: what the convergence index is of the read-outs, see `convergence_indices`.
+        at_chance: see `convergence_frames`.
+        reading: see `convergence_indices`.
 
     Returns:
         The frame of `convergence_indices`, without `chance_from`.
@@ -419,25 +390,14 @@ def _indices_of_basis(frames, basis, chance, is_at_chance, reading):
 
 
 def _reaches(error, chance):
-    """Returns whether an error is at chance or above, up to rounding of quotients of counts.
-
-    An error that is NaN is not below chance.
-    """
+    """Returns whether an error is at chance or above, up to rounding, or NaN."""
     return not error <= chance - 1e-9
 
 
 def convergence_index(errors, error, chance, reading="all blocks"):
-    """Returns a mean of (c - e) / (c - e0) over the read-out errors of a stage.
+    """Returns a mean of (c - e) / (c - e0) over the errors of the read-outs after each block.
 
-    Args:
-        errors: the error of the read-out after each block, in order; NaN for blocks after which
-            the stage cannot be left.
-        error: float, the error of the whole network.
-        chance: float, the error of guessing.
-        reading: which mean, see `convergence_indices`.
-
-    Returns:
-        The index; NaN if an error is missing, or a single block is too few for the reading.
+    It is NaN if an error is missing, or a single block is too few for the reading.
     """
     shares = (chance - np.asarray(errors, float)) / (chance - error)
     if reading == "all blocks":
@@ -452,16 +412,10 @@ def convergence_index(errors, error, chance, reading="all blocks"):
 def recurrence_index(errors, chance):
     """Returns 1 - mean of (e - e_last) / (c - e_last) over the errors without one block.
 
-    The mean is over all blocks but the last.
-
-    Args:
-        errors: the error without each block, in order; NaN for blocks that cannot be dropped.
-        chance: float, the error of guessing.
-
-    Returns:
-        The index. If the error without the last block is at chance or above, the quotient has no
-        meaning; the index is then 0 if all errors are at chance or above (the meaning of 0), else
-        NaN. It is also NaN if the last block, or all of the others, cannot be dropped.
+    The mean is over all blocks but the last. Blocks that cannot be dropped have NaN. If the error
+    without the last block is at chance or above, the quotient has no meaning; the index is then 0
+    if all errors are at chance or above (the meaning of 0), else NaN. It is also NaN if the last
+    block, or all of the others, cannot be dropped.
     """
     errors = np.asarray(errors, float)
     last, others = errors[-1], errors[:-1][~np.isnan(errors[:-1])]
@@ -491,15 +445,7 @@ def check_chance(choice):
 
 
 def chance_error(choice, values):
-    """Returns the error of guessing on a split.
-
-    Args:
-        choice: `"uniform"`, `"largest class"`, or a number, see `convergence_indices`.
-        values: the `tfresidual.routing.evaluator.RouteValues` of the split.
-
-    Returns:
-        A float from 0 (if all images have one class, and that class is guessed) to 1.
-    """
+    """Returns the error of guessing on a split, given its `RouteValues`, from 0 to 1."""
     if not isinstance(choice, str):
         return float(choice)
     labels = values.label_sets

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from tfresidual import sources
 from tfresidual.arguments import check_bool, check_choice, check_int
 from tfresidual.declarations import LINES, Figure, Level, Probe, over_blocks
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.fills import FILLS, ZERO, filled, route_with_fill
-from tfresidual.probes.measure import weighted_mean
+from tfresidual.probes.measure import joined_splits, weighted_mean
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_scored
 from tfresidual.routing.routes import drop
@@ -83,22 +81,6 @@ def drop_blocks(
     The metrics are those of `evaluate_routes`; the distance is that of the stage of the block.
     Blocks that change the shape of the state cannot be dropped: their metrics are NaN.
 
-    What takes the place of F = block(h) - h is the `fill`:
-
-    - `"zero"`: nothing; the block returns h. This is the convention of Veit et al. and of
-      Jastrzebski et al.
-    - `"mean"`: the mean of F over the images of the data (of each split on its own) that count, at
-      every place of the state by itself; positions that are padding are left out. It takes one
-      more pass over the data. This is mean ablation, as in Wang et al. 2022.
-    - `"resample"`: F for another image of the same batch of the data (of 128 images, if the data is
-      arrays), drawn by a permutation without fixed points among the images that count. Where the
-      other image has padding, F stays. This is resample ablation, as in Chan et al. 2022.
-
-    With `keep_norm`, it is the branch that is replaced, before it is joined to the state, by zeros,
-    its mean or that of another image: the rest of the block stays, such as the normalization after
-    the addition in a post-norm transformer, or a ReLU after it. By default it is dropped with the
-    block, as in these papers.
-
     Example:
 
     >>> frame = drop_blocks(tfresidual.chain(net), {"train": train, "test": test})
@@ -106,10 +88,10 @@ def drop_blocks(
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: images and labels, see `tfresidual.types.Data`.
-        fill: what takes the place of what a block adds, see above.
-        keep_norm: whether what follows the addition in a block stays. It must be True for the
-            means and other images of properly convergent stages, and False for blocks that are
-            whole layers.
+        fill: what takes the place of F = block(h) - h: `"zero"`, the `"mean"` over the images, or F
+            for another image of the batch (`"resample"`), see docs/concepts/probes.md.
+        keep_norm: whether it is the branch that is replaced, so that what follows the addition in a
+            block stays.
         seed: int, with `"resample"`, for the permutations.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
@@ -119,9 +101,6 @@ def drop_blocks(
         `cross_entropy`, `entropy`, `agreement`, `distance` and `unperturbed_error`, the error of
         the whole network. If `data` is a dict, `split` is the first column.
 
-    Raises:
-        ValueError: if an argument cannot be used.
-
     Reference:
         Jastrzebski et al. 2018, fig. 3 and 12; "Iterative convergent computation is not a useful
         inductive bias for ResNets", fig. 2a; Veit et al. 2016; Wang et al. 2022,
@@ -130,18 +109,14 @@ def drop_blocks(
     check_fill(fill, keep_norm, seed)
     chain = sources.chain(chain)
     if fill == ZERO and not keep_norm:
-        tables = {"drop_blocks": rows_of(chain)}
-        frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
-        return with_unperturbed_error(frames["drop_blocks"], values)
+        return frame_of_rows(chain, data, rows_of(chain), memory_limit, progress)
     check_scored(chain)
-    parts = []
+    frames = {}
     for split, part in splits_of(data).items():
         other, part = filled(chain, part, fill, keep_norm, seed)
-        tables = {"drop_blocks": rows_of(other, route_with_fill)}
-        named = part if split is None else {split: part}
-        frames, values = frames_of_rows(other, named, tables, memory_limit, progress)
-        parts.append(with_unperturbed_error(frames["drop_blocks"], values))
-    return pd.concat(parts, ignore_index=True)
+        rows = rows_of(other, route_with_fill)
+        frames[split] = frame_of_rows(other, {None: part}, rows, memory_limit, progress)
+    return joined_splits(frames)
 
 
 def check_fill(fill, keep_norm, seed):
@@ -151,11 +126,7 @@ def check_fill(fill, keep_norm, seed):
     check_int("seed", seed, at_least=0, at_most=None)
 
 
-def _dropped(chain, block):
-    return drop(chain, (block.stage, block.index))
-
-
-def rows_of(chain, route_of=_dropped):
+def rows_of(chain, route_of=lambda chain, block: drop(chain, (block.stage, block.index))):
     """Returns pairs of the place columns of a row of the frame and its route."""
     return [
         (
@@ -164,6 +135,12 @@ def rows_of(chain, route_of=_dropped):
         )
         for block in chain.blocks
     ]
+
+
+def frame_of_rows(chain, data, rows, memory_limit, progress):
+    """Returns a frame of routes, see `frames_of_rows`, with the error of the whole network."""
+    frames, values = frames_of_rows(chain, data, {"": rows}, memory_limit, progress)
+    return with_unperturbed_error(frames[""], values)
 
 
 def with_unperturbed_error(frame, values):

@@ -82,17 +82,8 @@ def weight_deviations(chain: Chain | ChainSource, *, first_block: int = 0) -> Fr
 
     For the weights W of one role in a block, the deviation is D = (W - mean of W over its
     counterparts in the stage) / (standard deviation of all of these weights), or 0 if that standard
-    deviation is 0.
-
-    Counterparts are weights of one stage, of the same role, and of the same shape, in blocks of one
-    kind that keep the shape of the state. Blocks are of one kind if the same classes of layers with
-    weights follow one another in them: the attention blocks of a transformer are one kind and its
-    MLP blocks another, and of a block with more hidden features only the weights that have the
-    shape of the others' are counterparts of theirs. The order of the blocks does not matter.
-
-    Only weights with a counterpart in another block, or that two such blocks share, are included.
-    A shared weight counts once, in the first block that holds it; if blocks share a weight in two
-    roles, or in two stages, these have one mean.
+    deviation is 0. Only weights with a counterpart in another block, or that two blocks share, are
+    included; docs/concepts/probes.md says which weights are counterparts.
 
     Example:
 
@@ -142,17 +133,11 @@ def effective_parameters(chain: Chain | ChainSource, *, first_block: int = 0) ->
     - `raw`: the number of all parameters, trainable or frozen; parameters that blocks share count
       once.
     - `uncoupled`: the number of parameters without a counterpart in another block, see
-      `weight_deviations`: those of stem, head, transitions, blocks that change the shape of the
-      state, and what a block has that no other block of its kind has.
+      `weight_deviations`.
     - `recurrent`: the number of parameters if counterparts were equal: `uncoupled` plus the
       parameters of one block of each kind for each stage.
-    - `effective`: `recurrent` plus the sum of |D| over all blocks, see `weight_deviations`.
-
-    `effective` equals `recurrent` if all blocks of each stage are equal. It is close to `raw` if
-    the weights are drawn at random. It may be a little larger, but at most `raw` plus one block
-    of each kind for each stage, since the sum of |D| over counterparts is at most the number of
-    their parameters. Weights that all have the same value have no deviation: newly initialized
-    biases and batch normalizations count as those of one block.
+    - `effective`: `recurrent` plus the sum of |D| over all blocks, see `weight_deviations`. It is
+      `recurrent` for equal blocks and close to `raw` for weights drawn at random.
 
     Example:
 
@@ -161,8 +146,7 @@ def effective_parameters(chain: Chain | ChainSource, *, first_block: int = 0) ->
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        first_block: int, blocks with a smaller block index count as uncoupled, as in late
-            coupling.
+        first_block: int, blocks with a smaller block index count as uncoupled, as in late coupling.
 
     Returns:
         A `pandas.DataFrame` of one row.
@@ -190,14 +174,7 @@ def effective_parameters(chain: Chain | ChainSource, *, first_block: int = 0) ->
 
 
 def normalized_deviations(values):
-    """Returns (W - mean over the blocks) / (standard deviation of all), or 0 if the latter is 0.
-
-    Args:
-        values: float64 array `(blocks, ...)`, the weights of one role in each block.
-
-    Returns:
-        An array of the same shape.
-    """
+    """Returns (W - mean over the blocks) / (standard deviation of all), or 0 if the latter is 0."""
     # One of the numbers is subtracted first, so that equal numbers have a deviation of exactly 0.
     apart = values - values.flat[0]
     spread = apart.std()

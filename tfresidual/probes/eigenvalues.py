@@ -17,14 +17,8 @@ SMALLEST_INDEPENDENT = 1e-5
 def linearized(function, *inputs):
     """Returns the outputs of a function, and its Jacobian J at the inputs as two functions.
 
-    Args:
-        function: `(*inputs) -> outputs`.
-        *inputs: tensors.
-
-    Returns:
-        A tuple `(outputs, push, pull)`. `push(*tangents)` returns J times the tangents, one tangent
-        for each input. `pull(cotangent)` returns J' times a cotangent of the outputs, one tensor
-        for each input.
+    `push(*tangents)` returns J times the tangents, one tangent for each input, and
+    `pull(cotangent)` J' times a cotangent of the outputs, one tensor for each input.
     """
     # Copies, because a state may also be the anchor and must still move alone.
     inputs = [tf.identity(tensor) for tensor in inputs]
@@ -59,12 +53,7 @@ def push_and_pull(tape, outputs, inputs):
 def largest_eigenvalues(product, state, count, tolerance, most_iterations):
     """Returns the largest eigenvalues of a metric and their residuals, both `(images, count)`.
 
-    Args:
-        product: function that returns the metric times a vector for each image.
-        state: tensor of the shape and the type of such vectors.
-        count: int, the number of eigenvalues.
-        tolerance: float, the residual at which a vector has converged.
-        most_iterations: int, the largest number of iterations.
+    `product` returns the metric times a vector for each image, in the shape of the state.
     """
     size = int(np.prod(state.shape[1:]))
 
@@ -87,15 +76,7 @@ def largest_eigenvalues(product, state, count, tolerance, most_iterations):
 
 
 class _Space(NamedTuple):
-    """The best vectors of a space by Rayleigh-Ritz, for every image.
-
-    Attributes:
-        values: `(images, width)`, descending.
-        vectors: unit vectors `(images, features, width)`.
-        moved: the metric times these vectors.
-        errors: `moved - values * vectors`, divided by the first value.
-        residuals: `(images, width)`, the norms of the errors; NaN where numbers are not finite.
-    """
+    """The best vectors of a space by Rayleigh-Ritz, for every image."""
 
     values: tf.Tensor
     vectors: tf.Tensor
@@ -155,13 +136,10 @@ def _projected(vectors, basis):
 
 
 def _orthonormal(vectors, basis=None):
-    """Returns orthonormal vectors that span the space of the given vectors, orthogonal to a basis.
-
-    They are zero where the given vectors depend on each other or on the basis. (This is SVQB of
-    Stathopoulos and Wu 2002, https://doi.org/10.1137/S1064827500370883, which is many times faster
-    than a QR decomposition.)
-    """
-    # Done twice, since the first pass enlarges the rounding errors of nearly dependent vectors.
+    """Returns orthonormal vectors of the space of the given ones, zero where these depend."""
+    # SVQB of Stathopoulos and Wu 2002, https://doi.org/10.1137/S1064827500370883, which is many
+    # times faster than a QR decomposition. Done twice, since the first pass enlarges the rounding
+    # errors of nearly dependent vectors.
     for _ in range(2):
         if basis is not None:
             vectors -= _projected(vectors, basis)

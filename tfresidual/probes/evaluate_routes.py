@@ -9,7 +9,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
-from tfresidual.probes.measure import weighted_mean
+from tfresidual.probes.measure import joined_splits, repeated, weighted_mean
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -37,37 +37,23 @@ def evaluate_routes(
 
     All routes are run together: parts that routes have in common are computed once, nothing is
     rebuilt, and each block is compiled once for any number of routes. Print
-    `tfresidual.routing.plan_of(chain, routes)` to see how many blocks will be applied.
+    `tfresidual.routing.plan_of(chain, routes)` to see how many blocks will be applied. For outputs
+    per position, every position that counts is measured like an image; docs/concepts/probes.md says
+    which images and positions count.
 
-    - `error`: the share of images whose highest output is not the label, in [0, 1]. With several
-      labels per image, the share of images whose highest outputs are not exactly the labels. A
-      prediction that is not finite is wrong.
-    - `cross_entropy`: between labels and prediction, in nats, 0 or more. With several labels per
-      image, it is summed over the classes. May be infinite or NaN if the network explodes.
+    - `error`: the share of images whose highest output is not the label, in [0, 1]; with several
+      labels per image, whose highest outputs are not exactly the labels. A prediction that is not
+      finite is wrong.
+    - `cross_entropy`: between labels and prediction, in nats, 0 or more; with several labels per
+      image, summed over the classes. May be infinite or NaN if the network explodes.
     - `entropy`: of the prediction, in nats, 0 or more, summed in the same way.
     - `agreement`: the share of images with the same prediction as the unperturbed network, in
       [0, 1].
-    - `stage1_distance` and so on: the Euclidean distance, over all features of an image, between
-      the last state of the stage and that of the unperturbed network, 0 or more. Padding that the
-      network masks does not count.
+    - `stage1_distance` and so on: the Euclidean distance, over all features of an image without
+      padding, between the last state of the stage and that of the unperturbed network, 0 or more.
     - `margin`, only with `per_image`: the probability of the label minus the highest probability
       of another class, in [-1, 1]; over 0 if the label is ahead. With several labels per image,
-      the lowest probability of a label minus the highest of another class; for two classes with
-      one output, the probability of the right class minus that of the wrong one.
-
-    If the network has outputs per position of a sequence, `(images, positions, classes)`, labels
-    are per position too, and every position that counts is measured like an image: means are over
-    positions, and distances are those of the state at the position (of the whole image if the stage
-    has other positions). Left out are positions that the network masks (if the outputs are those of
-    the positions of the states, see `tfresidual.chain`), those with a label below 0 (for rows of
-    labels, those without a number over 0 if the classes exclude one another, and otherwise those of
-    numbers below 0), those with the class that its loss ignores, and those with a sample weight of
-    0 (data `(images, labels, weights)` with weights of 0 and 1 per position). All others count.
-
-    An image without a position that counts is not there: with `per_image`, its values are NaN, and
-    it is in no mean and no count. So it is, for outputs per image, with one whose positions are all
-    padding, or whose label is the class that the loss ignores. All of this holds for all probes;
-    data in which nothing counts are an error.
+      the lowest probability of a label minus the highest of another class.
 
     Example:
 
@@ -84,60 +70,48 @@ def evaluate_routes(
 
     Returns:
         A `pandas.DataFrame` with one row per route and the columns `route` (its name) and the
-        metrics. If `data` is a dict, `split` is the first column. If `per_image` is set, there is
-        one row per route and image, with `image` (from 0, in the order of the data) after `route`
-        and `margin` after `agreement`. For outputs per position, there is one row per position
-        that counts, with `position` (from 0) after `image`.
-
-    Raises:
-        ValueError: if an argument cannot be used.
+        metrics. If `data` is a dict, `split` is the first column. With `per_image`, there is one
+        row per route and image, with `image` (from 0; and `position`, for outputs per position)
+        after `route` and `margin` after `agreement`.
     """
     check_bool("per_image", per_image)
     chain = sources.chain(chain)
     routes = checked_routes(chain, routes)
-    frames = []
+    frames = {}
     for split, part in splits_of(data).items():
         values = evaluate(chain, part, routes, memory_limit=memory_limit, progress=progress)
         columns = _columns(values) | {"margin": values.margin} if per_image else _means(values)
-        frame = pd.DataFrame({"route": [route.name for route in routes]})
-        if per_image:
-            places = places_of(values)
-            if values.position is None:
-                columns = {name: _of_all_images(values, one) for name, one in columns.items()}
-                places = {"image": np.arange(values.images)}
-            examples = len(places["image"])
-            frame = frame.loc[np.repeat(frame.index, examples)].reset_index(drop=True)
-            for name, place in places.items():
-                frame[name] = np.tile(place, len(routes))
         distances = columns.pop("distance")
-        frame = frame.assign(**{name: values.ravel() for name, values in columns.items()})
         for index, stage in enumerate(chain.stages):
-            frame[f"stage{stage.index}_distance"] = distances[..., index].ravel()
-        frames.append(_with_split(frame, split))
-    return pd.concat(frames, ignore_index=True)
+            columns[f"stage{stage.index}_distance"] = distances[..., index]
+        names = pd.DataFrame({"route": [route.name for route in routes]})
+        if not per_image:
+            frames[split] = names.assign(**columns)
+            continue
+        places = places_of(values)
+        if values.position is None:
+            columns = {name: _of_all_images(values, one) for name, one in columns.items()}
+            places = {"image": np.arange(values.images)}
+        frames[split] = repeated(names, places, {name: one.T for name, one in columns.items()})
+    return joined_splits(frames)
 
 
 def frames_of_rows(chain, data, tables, memory_limit=MEMORY_LIMIT, progress=False):
     """Evaluates the routes of several frames together.
 
     Args:
-        chain: a `tfresidual.routing.Chain`.
-        data: a dataset or arrays, or a dict of these by split.
-        tables: a dict with, for the name of every frame, a list of pairs `(place, route)`. The
-            place is a dict of the first columns of the row, including its `stage`. If the route
-            is `None`, the metrics of the row are NaN.
-        memory_limit: see `evaluate_routes`.
-        progress: whether to show a progress bar.
+        tables: a dict with, for the name of every frame, a list of pairs of a place, a dict of the
+            first columns of the row, including its `stage`, and a route, or `None` for a row of
+            NaN.
 
     Returns:
-        A tuple of two dicts. The first holds the frames by name, with the columns `split` (if
-        `data` is a dict), those of the place, and `METRICS` (the distance is that of the stage of
-        the row). The second holds the `tfresidual.routing.evaluator.RouteValues` by split, whose
+        A tuple of two dicts: the frames by name, whose metrics are `METRICS` (the distance is that
+        of the stage of the row), and the `tfresidual.routing.evaluator.RouteValues` by split, whose
         first route is the unperturbed one.
     """
     routes = [unperturbed(chain)]
     routes += [route for rows in tables.values() for _, route in rows if route is not None]
-    frames, all_values = {name: [] for name in tables}, {}
+    frames, all_values = {name: {} for name in tables}, {}
     for split, part in splits_of(data).items():
         values = evaluate(chain, part, routes, memory_limit=memory_limit, progress=progress)
         means, index = _means(values), 1
@@ -151,10 +125,9 @@ def frames_of_rows(chain, data, tables, memory_limit=MEMORY_LIMIT, progress=Fals
                     index += 1
                 records.append(place | measured)
             columns = [*(rows[0][0] if rows else ["stage"]), *METRICS]
-            frames[name].append(_with_split(pd.DataFrame(records, columns=columns), split))
+            frames[name][split] = pd.DataFrame(records, columns=columns)
         all_values[split] = values
-    joined = {name: pd.concat(parts, ignore_index=True) for name, parts in frames.items()}
-    return joined, all_values
+    return {name: joined_splits(parts) for name, parts in frames.items()}, all_values
 
 
 def places_of(values):
@@ -187,9 +160,3 @@ def _means(values):
             name: weighted_mean(np.moveaxis(column, 1, 0), values.weights)
             for name, column in _columns(values).items()
         }
-
-
-def _with_split(frame, split):
-    if split is not None:
-        frame.insert(0, "split", split)
-    return frame

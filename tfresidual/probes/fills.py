@@ -43,19 +43,7 @@ def route_with_fill(chain, block):
 
 
 def filled(chain, data, fill, keep_norm, seed):
-    """Returns a chain whose blocks can be filled, and the data that it takes.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        data: the images and labels of one split.
-        fill: one of `FILLS`.
-        keep_norm: whether the fill replaces the branch before it is joined, instead of all that
-            the block adds.
-        seed: int, with `"resample"`.
-
-    Raises:
-        ValueError: if a block cannot be filled in this way.
-    """
+    """Returns a chain whose blocks can be filled, and the data of one split as it takes them."""
     _check(chain, fill, keep_norm)
     if fill != ZERO and isinstance(data, Iterator):
         raise ArgumentError(
@@ -206,7 +194,8 @@ def _measure_means(chain, data, keep_norm, means):
         totals = sums
     if totals is None:
         raise no_images(data)
-    for place, total, count in zip(_places(chain), totals[::2], totals[1::2], strict=True):
+    places = [(block.stage, block.index) for block in chain.blocks if block.keeps_shape]
+    for place, total, count in zip(places, totals[::2], totals[1::2], strict=True):
         mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
         if place in means:
             means[place].assign(mean)
@@ -226,10 +215,6 @@ def _sum_of(total, other):
     return sum(
         np.pad(one, [(0, most - len(one)), *[(0, 0)] * (one.ndim - 1)]) for one in (total, other)
     )
-
-
-def _places(chain):
-    return [(block.stage, block.index) for block in chain.blocks if block.keeps_shape]
 
 
 def _compiled_sums(chain, keep_norm, images, labels):

@@ -11,17 +11,15 @@ import pandas as pd
 import tensorflow as tf
 from keras import ops
 
-from tfresidual import sources
-from tfresidual.arguments import check_bool
 from tfresidual.declarations import ZERO, Column, Drawing, Figure, Line, Panel, Probe, Study
 from tfresidual.machine.console import progress_bar
 from tfresidual.metrics import change_of, norm, ratio
 from tfresidual.probes.drop_blocks import rows_of
-from tfresidual.probes.measure import block_places, check_blocks, repeated, weighted_mean
-from tfresidual.probes.predictions import label_check
+from tfresidual.probes.measure import block_places, joined_splits, repeated, weighted_mean
+from tfresidual.probes.predictions import label_check, scored_chain
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import WEIGHTS, batches_of, no_images, run_over, splits_of
-from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit, check_scored
+from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.positions import (
     COUNTED_IMAGES,
@@ -123,38 +121,23 @@ def first_order(
     """Compares what every block does to the loss with what the gradient predicts.
 
     Let L be the loss of one image, h the state before a block, F = block(h) - h, and g = dL/dh
-    through the rest of the network, the block included, as in `block_metrics`. For outputs per
-    position, L is the mean over the positions of the image that count, see `evaluate_routes`.
+    through the rest of the network, the block included. docs/concepts/probes.md says which images
+    count, and how these terms differ from those of the paper.
 
     - `first_order`: <F, g>, the first-order term, with the gradient at the input of the block.
     - `first_order_after`: <F, dL/d(h + F)>, the same with the gradient at its output.
-    - `loss_change`: what the block does to the loss: the loss of the network minus the loss of the
-      network without the block (which `drop_blocks` measures). Under 0 if the block lowers it.
+    - `loss_change`: the loss of the network minus the loss of the network without the block (which
+      `drop_blocks` measures). Under 0 if the block lowers it.
     - `l2_ratio`: |F| / |h|, 0 or more. The smaller it is, the better the terms should predict.
-
-    All are computed per image and averaged over the images, without those in which no position
-    counts (they are NaN with `per_image`, see `block_metrics`). Two numbers compare the values that
-    a block has for the images, `ratio` and `rank_correlation`; with the suffix `_after`, they are
-    those of the other term:
-
-    - `ratio`: the mean of `first_order` divided by the mean of `loss_change`. It is a ratio of
-      means, since the change of a single image may be close to 0. 1 if the prediction is right on
-      average. NaN if the mean change is 0.
+    - `ratio`: the mean of `first_order` divided by the mean of `loss_change`, since the change of a
+      single image may be close to 0. 1 if the prediction is right on average. NaN if the mean
+      change is 0.
     - `rank_correlation`: Spearman's correlation between `first_order` and `loss_change` over the
       images, in [-1, 1]. NaN for a single image, or if either is the same for all images.
+    - `ratio_after`, `rank_correlation_after`: those of the other term.
 
-    Where the gradient is taken: Jastrzebski et al. 2018, eq. 2 to 4, expand the loss at the input
-    of the block, as a function of a state that skips the block (in eq. 4, also all later blocks).
-    What their section 4.1 measures, and `first_order` uses, is the gradient at the same state in
-    the whole network, (I + J)' dL/d(h + F), with J the Jacobian of the branch. If the rest of the
-    network and the loss are linear, the change is exactly `first_order_after`, and `first_order`
-    differs from it by the way through the branch, <J F, dL/d(h + F)>: for a branch F = a h, it is
-    1 + a times the change. Both differences are of second order in the branch.
-
-    The loss is that of the chain, whose gradient is g; with several labels per image it is not the
-    cross-entropy of `drop_blocks`, which adds up the labels. Blocks that change the shape of the
-    state have no F and cannot be dropped: all their values are NaN. Each batch is read once. The
-    network runs in inference mode and is not changed.
+    The first four are computed per image and averaged. Blocks that change the shape of the state
+    have no F and cannot be dropped: all their values are NaN. Each batch is read once.
 
     Example:
 
@@ -169,11 +152,11 @@ def first_order(
         progress: whether to show a progress bar.
 
     Returns:
-        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `first_order`,
-        `first_order_after`, `loss_change`, `l2_ratio`, `ratio`, `rank_correlation`, `ratio_after`
-        and `rank_correlation_after`. If `data` is a dict, `split` is the first column. If
-        `per_image` is set, there is one row per block and image, with `image` (from 0, in the order
-        of the data) after `block`, and without the last four columns.
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0) and these, in the
+        order `first_order`, `first_order_after`, `loss_change`, `l2_ratio`, `ratio`,
+        `rank_correlation`, `ratio_after`, `rank_correlation_after`. If `data` is a dict, `split` is
+        the first column. With `per_image`, `image` (from 0) comes after `block`, and the last four
+        columns are missing.
 
     Raises:
         ValueError: if an argument cannot be used, or the outputs of the network are not classes.
@@ -181,32 +164,21 @@ def first_order(
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 3, eq. 2 to 4.
     """
-    check_bool("per_image", per_image)
-    check_bool("progress", progress)
     check_memory_limit(memory_limit)
-    chain = sources.chain(chain)
-    check_scored(chain)
-    check_blocks(chain)
-    frames = []
+    chain = scored_chain(chain, per_image=per_image, progress=progress)
+    frames = {}
     for split, part in splits_of(data).items():
         values, weights = _values_of(chain, part, memory_limit, progress)
         if per_image:
-            images = np.arange(len(values["first_order"]))
-            frame = repeated(block_places(chain), {"image": images}, values)
+            images = {"image": np.arange(len(weights))}
+            frames[split] = repeated(block_places(chain), images, values)
         else:
-            frame = _means(chain, values, weights)
-        if split is not None:
-            frame.insert(0, "split", split)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+            frames[split] = _means(chain, values, weights)
+    return joined_splits(frames)
 
 
 def _values_of(chain, data, memory_limit, progress):
-    """Returns the values of all images, and their weights, 0 for those that do not count.
-
-    Returns:
-        A dict of float64 arrays `(images, blocks)`, and an array `(images,)`.
-    """
+    """Returns arrays `(images, blocks)` by name, and weights, 0 for what does not count."""
     routes = [route for _, route in rows_of(chain)]
     asked = [unperturbed(chain), *(route for route in routes if route is not None)]
     function = functools.partial(_batch_values, chain)
@@ -293,8 +265,7 @@ def _means(chain, values, weights):
 def rank_correlation(left: Array, right: Array) -> float:
     """Returns Spearman's rank correlation of two arrays, in [-1, 1]; ties have their mean rank.
 
-    NaN if there are fewer than two values, if one of them is NaN, or if all values of an array are
-    the same.
+    NaN for fewer than two values, if one of them is NaN, or if all values of an array are the same.
     """
     ranks = [pd.Series(values).rank().to_numpy() for values in (left, right)]
     centred = [rank - rank.mean() for rank in ranks]

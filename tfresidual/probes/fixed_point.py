@@ -23,7 +23,7 @@ from tfresidual.declarations import (
     Study,
 )
 from tfresidual.metrics import change_of, norm
-from tfresidual.probes.measure import counted_weights, weighted_mean
+from tfresidual.probes.measure import counted_weights, joined_splits, weighted_mean
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.positions import (
     check_any_counts,
@@ -112,8 +112,8 @@ def fixed_point(
 
     Each stage is measured by itself, without the stages after it. Let z_0 be the input of the
     last block of the stage and z_{t+1} the output of its application t, where application 0 is the
-    trained one. The anchor of the stage stays the same. All norms are over all features of one
-    image; positions that the network masks as padding do not count.
+    trained one. The anchor of the stage stays the same. Norms are over all features of one image,
+    without padding.
 
     - `change`: |z_{t+1} - z_t|, 0 or more.
     - `contraction`: |z_{t+1} - z_t| / |z_t - z_{t-1}|, 0 or more: the factor by which the block
@@ -123,16 +123,9 @@ def fixed_point(
     - `distance`: |z_{t+1} - z_{times+1}|, the distance to the state after all applications, 0 or
       more. At the last repetition, only rounding errors remain.
 
-    A quotient of differences close to rounding errors is noise. Images for which |z_t - z_{t-1}|
-    is at most 4 units in the last place of |z| (in the precision of the states) are left out of
-    the contractions, which are NaN if no image remains. All metrics are NaN if numbers overflow.
-    (On GPUs that round float32 to TensorFloat-32 in convolutions, contractions become noise
-    earlier; `tf.config.experimental.enable_tensor_float_32_execution(False)` turns that off.)
-
-    In a properly convergent network (`anchor="input"`, `lipschitz` under 1), contractions are at
-    most the bound, and the state converges to the unique fixed point that belongs to the anchor.
-
-    Labels are not used. A stage whose last block changes the shape of the state has no rows.
+    Images whose last change was close to rounding (docs/concepts/probes.md) are left out of the
+    contractions, which are NaN if no image remains. All metrics are NaN if numbers overflow. Labels
+    are not used. A stage whose last block changes the shape of the state has no rows.
 
     Example:
 
@@ -148,8 +141,8 @@ def fixed_point(
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `repetition` (extra applications of
         the last block, from 0 to `times`), `change`, `contraction`, `largest_contraction` and
-        `distance`. The metrics except `largest_contraction` are means over the images. If `data`
-        is a dict, `split` is the first column.
+        `distance`, means over the images but for the largest. If `data` is a dict, `split` is the
+        first column.
 
     Raises:
         ValueError: if an argument cannot be used, or no stage has a last block to repeat.
@@ -168,34 +161,27 @@ def fixed_point(
             said=f"{chain.name}, where no stage has one",
         )
     function = functools.partial(_batch_values, chain, times)
-    frames = []
+    frames = {}
     for split, part in splits_of(data).items():
         name = f"fixed point x{times}"
         values = run_over(chain, name, function, part, progress, with_labels=False)
         valid, _ = masks_of(values)
         check_any_counts(valid)
         weights = counted_weights(values.pop(WEIGHTS), valid)
+        of_stages = []
         for index, stage in enumerate(stages):
             of_stage = {name: value[:, index] for name, value in values.items()}
-            frame = pd.DataFrame({"stage": stage.index, "repetition": range(times + 1)})
-            frames.append(frame.assign(**means_of(**of_stage, weights=weights)))
-            if split is not None:
-                frames[-1].insert(0, "split", split)
-    return pd.concat(frames, ignore_index=True)
+            places = {"stage": stage.index, "repetition": range(times + 1)}
+            of_stages.append(pd.DataFrame(places | means_of(**of_stage, weights=weights)))
+        frames[split] = pd.concat(of_stages)
+    return joined_splits(frames)
 
 
 def means_of(change, distance, smallest, weights=None):
-    """Returns the means over the images of the changes, contractions and distances of a stage.
+    """Returns the means over the images of arrays `(images, repetitions)` of one stage, by metric.
 
-    Args:
-        change: array `(images, repetitions)`.
-        distance: array `(images, repetitions)`.
-        smallest: array `(images, repetitions)`; if a change is at most this, the next contraction
-            is noise.
-        weights: array `(images,)`; images of weight 0 do not count. By default, all are 1.
-
-    Returns:
-        A dict of arrays `(repetitions,)` by the names in `METRICS`.
+    If a change is at most `smallest`, the next contraction is noise. Images of weight 0 do not
+    count; by default, all weights are 1.
     """
     weights = np.ones(len(change)) if weights is None else weights
     is_counted = weights > 0

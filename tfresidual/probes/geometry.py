@@ -1,16 +1,6 @@
 """Lengths measured by the metric of the last state, pulled back to a state. TensorFlow only.
 
-Let h be the state before a block. That block and everything after it map h to the last state,
-which is the input of the head. If J is the Jacobian of that map, g = J'J is the metric at h: a
-small displacement dx of h moves the last state by sqrt(dx' g dx) (Hauser 2019, section 2.4). g has
-as many rows as h has features and is never built: J x is a forward pass, J' x a backward pass.
-
-The blocks of a properly convergent stage add their branch to the anchor of the stage. The metric
-holds the anchor fixed: h moves and the anchor does not, even before the first block of the stage,
-where both are the same tensor.
-
-Positions that the network masks as padding do not count: displacements are zero there, and so is
-what they move.
+docs/concepts/probes.md says what that metric is.
 """
 
 from __future__ import annotations
@@ -30,7 +20,7 @@ from tfresidual.arguments import ArgumentError, check_int, check_number
 from tfresidual.declarations import Column, Drawing, Figure, Line, Panel, Probe
 from tfresidual.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
-from tfresidual.probes.measure import by_split, measure
+from tfresidual.probes.measure import by_split, joined_splits, measure
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.images import is_alike, is_shape
@@ -109,9 +99,9 @@ def metric_product(
 ) -> Array:
     """Multiplies vectors by the metric at the state before a block: g x = J'J x.
 
-    J is the Jacobian of the map from the state before the block to the last state, which is the
-    input of the head. In a stage with an anchor, the anchor is held fixed. g is symmetric and
-    positive semidefinite.
+    J is the Jacobian of the map from the state before the block to the last state, the input of the
+    head. In a stage with an anchor, the anchor is held fixed. g is symmetric and positive
+    semidefinite.
 
     Example:
 
@@ -132,9 +122,6 @@ def metric_product(
     Returns:
         An array of the shape of `vectors`, in at least float32, NaN for an image that is all
         padding.
-
-    Raises:
-        ValueError: if an argument cannot be used.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", section 2.4.
@@ -171,19 +158,11 @@ def metric_eigenvalues(
     most_iterations: int = 100,
     progress: bool = False,
 ) -> Frame:
-    """Measures the largest eigenvalues of the metric at the state before a block.
+    """Measures the largest eigenvalues of the metric at the state before a block, for every image.
 
-    The square root of the largest eigenvalue is the largest factor by which the rest of the network
+    The square root of the largest one is the largest factor by which the rest of the network
     lengthens a small displacement of that state. The eigenvalues are those of g = J'J, see
-    `metric_product`. They are computed for every image separately by orthogonal iteration, which
-    starts from the same random vectors for all images. Each iteration takes the best vectors
-    (Rayleigh-Ritz) of the space spanned by the current vectors, their residuals g v - value v, and
-    the previous change of the vectors. The values approach the eigenvalues from below.
-
-    The iteration of an image stops when the residuals |g v - value v| of its unit vectors are at
-    most `tolerance` times the largest eigenvalue. Then g has an eigenvalue within that distance of
-    each value, and usually much closer. One iteration takes about as long as 4 (count + 1)
-    predictions, and 10 to 20 iterations are usual.
+    `metric_product`, by an iteration that approaches them from below (docs/concepts/probes.md).
 
     Example:
 
@@ -195,21 +174,17 @@ def metric_eigenvalues(
         stage: int, counted from 1.
         block: int, counted from 0.
         count: int, the number of eigenvalues, up to the number of features of the state.
-        tolerance: float over 0. In float32, residuals do not fall much below 1e-5, and in mixed
-            precision not much below 1e-3.
+        tolerance: float over 0, the residual at which the iteration of an image ends.
         most_iterations: int, the largest number of iterations.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with one row per image and eigenvalue and the columns `stage`,
-        `block`, `image` (from 0, in the order of the data), `rank` (0 for the largest),
-        `eigenvalue` (0 or more, descending) and `residual` (|g v - value v| divided by the largest
-        eigenvalue, 0 or more; over `tolerance` if the iteration ended before it converged). The
-        last two are NaN if numbers overflow, and for an image that is all padding. If `data` is a
-        dict, `split` is the first column.
-
-    Raises:
-        ValueError: if an argument cannot be used.
+        `block`, `image` (from 0), `rank` (0 for the largest), `eigenvalue` (0 or more, descending)
+        and `residual` (|g v - value v| for the unit vector v divided by the largest eigenvalue, 0
+        or more; over `tolerance` if the iteration ended before it converged). The last two are NaN
+        if numbers overflow, and for an image that is all padding. If `data` is a dict, `split` is
+        the first column.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", section 2.4.
@@ -221,24 +196,20 @@ def metric_eigenvalues(
     settings = (count, check_number("tolerance", tolerance, over=0), most_iterations)
     function = functools.partial(_eigenvalues, chain, stage, block, *settings)
     name = f"metric eigenvalues at stage {stage} block {block} {settings}"
-    frames = []
+    frames = {}
     for split, part in splits_of(data).items():
         values = _run_over(chain, name, function, part, progress)
         check_any_counts(masks_of(values)[0])
         images = len(values["eigenvalue"])
-        frame = pd.DataFrame(
-            {
-                "stage": stage,
-                "block": block,
-                "image": np.repeat(np.arange(images), count),
-                "rank": np.tile(np.arange(count), images),
-            }
-        )
-        frame = frame.assign(**{key: value.ravel() for key, value in values.items()})
-        if split is not None:
-            frame.insert(0, "split", split)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+        places = {
+            "stage": stage,
+            "block": block,
+            "image": np.repeat(np.arange(images), count),
+            "rank": np.tile(np.arange(count), images),
+        }
+        columns = {key: value.ravel() for key, value in values.items()}
+        frames[split] = pd.DataFrame(places | columns)
+    return joined_splits(frames)
 
 
 def line_element(
@@ -246,12 +217,7 @@ def line_element(
 ) -> Frame:
     """Measures the line element of each block, which adds a layer part and a spatial part.
 
-    Hauser's line element (eq. 12) is ds^2 = dx^2 + g dx dx. Its first part is defined in the paper
-    as |F|^2 with F = block(h) - h, the displacement along the layers. The second part measures a
-    displacement dx within the layer by the metric g at h (see `metric_product`). The equation does
-    not say which displacement that is. Here it is the one that the block makes, dx = F, so that
-    both parts measure the same displacement, as the notation of the equation suggests. (To measure
-    the displacement between two images, see `line_between`.)
+    With F = block(h) - h and the metric g = J'J at h (see `metric_product`):
 
     - `layer_part`: |F|^2.
     - `spatial_part`: F' g F = |J F|^2, the square of how far the last state moves when h moves
@@ -259,9 +225,9 @@ def line_element(
     - `length`: sqrt(layer_part + spatial_part).
 
     All are 0 or more and are computed per image, then averaged over the images. They are NaN for a
-    block that changes the shape of the state. In a stage with an anchor, g holds the anchor fixed.
-    The number of passes through the network equals its number of blocks. `path_lengths` adds up
-    the lengths of each stage.
+    block that changes the shape of the state. The paper does not say which displacement the spatial
+    part measures; docs/concepts/probes.md says why it is F here. The number of passes through the
+    network equals its number of blocks.
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
@@ -271,11 +237,8 @@ def line_element(
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `layer_part`,
-        `spatial_part` and `length`. If `data` is a dict, `split` is the first column. If
-        `per_image` is set, `image` comes after `block`.
-
-    Raises:
-        ValueError: if the chain or the data cannot be used.
+        `spatial_part` and `length`. If `data` is a dict, `split` is the first column. With
+        `per_image`, `image` comes after `block`.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 3 and 12.
@@ -288,9 +251,9 @@ def line_element(
 def path_lengths(chain: Chain | ChainSource, data: Data, *, progress: bool = False) -> Frame:
     """Measures the length of the path of an image through each stage, by the line element.
 
-    The path length of a stage is the sum of `length` over its blocks, see `line_element`. It is the
-    computational distance (Hauser 2019, eq. 4; `computational_distance`) with the part of the
-    metric included. Blocks that change the shape of the state have no length and are not counted.
+    It is the sum of `length` over the blocks of the stage, see `line_element`: the computational
+    distance (Hauser 2019, eq. 4; `computational_distance`) with the part of the metric included.
+    Blocks that change the shape of the state have no length and are not counted.
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
@@ -301,25 +264,12 @@ def path_lengths(chain: Chain | ChainSource, data: Data, *, progress: bool = Fal
         A `pandas.DataFrame` with one row per stage and one row `"all"` for the whole network, and
         the columns `stage`, `blocks` (the number of blocks measured) and `path_length` (the mean
         over images, 0 or more). If `data` is a dict, `split` is the first column.
-
-    Raises:
-        ValueError: if the chain or the data cannot be used.
-
-    Reference:
-        Hauser 2019, "On residual networks learning a perturbation from identity", eq. 4 and 12.
     """
     return path_lengths_of(line_element(chain, data, progress=progress))
 
 
 def path_lengths_of(frame: Frame) -> Frame:
-    """Adds up the lengths of blocks to the path lengths of stages.
-
-    Args:
-        frame: a frame of `line_element`, one row per block (and split).
-
-    Returns:
-        The frame of `path_lengths`.
-    """
+    """Adds up a frame of `line_element`, one row per block (and split), to `path_lengths`."""
     if "split" in frame:
         return by_split(frame, path_lengths_of)
     # Count and sum leave out NaN, that is, blocks without a length.
@@ -343,13 +293,9 @@ def line_between(
 
     Let a and b be the states of the two images before a block. `length` is the length of the line
     from a to b by the metric (see `metric_product`), the integral of |J(a + u (b - a)) (b - a)|
-    over u from 0 to 1. This is the length of the curve that the last state follows as the state
-    moves from a to b. It is therefore at least the distance between the two last states, and equal
-    to it if the network maps the line to a straight line. The integral is approximated by the mean
-    over the midpoints of `points` equal parts; with few points it may be a little too small.
-
-    In a stage with an anchor, the anchor moves too, from that of the first image to that of the
-    second, so that the line ends at the state and the anchor of the second image.
+    over u from 0 to 1, by the mean over the midpoints of `points` equal parts. It is the length of
+    the curve that the last state follows, and therefore at least the distance between the two last
+    states. In a stage with an anchor, the anchor moves along.
 
     Example:
 
@@ -369,9 +315,6 @@ def line_between(
         A `pandas.DataFrame` with one row per pair and the columns `stage`, `block`, `pair` (from
         0), `length`, `euclidean_length` (|b - a|) and `last_distance` (between the last states),
         all 0 or more.
-
-    Raises:
-        ValueError: if an argument cannot be used.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 12, the

@@ -9,23 +9,21 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual import sources
-from tfresidual.arguments import check_bool, check_choice
+from tfresidual.arguments import check_choice
 from tfresidual.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
-from tfresidual.probes.measure import check_blocks
+from tfresidual.probes.measure import joined_splits
 from tfresidual.probes.predictions import (
     COUNTED,
     FIRST,
     check_positions,
     frame_of,
-    joined_splits,
     label_check,
     labels_of,
     logits_of,
     over_positions,
+    scored_chain,
 )
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
-from tfresidual.routing.evaluator import check_scored
 from tfresidual.sources.normalizations import (
     Setting,
     check_found,
@@ -116,10 +114,9 @@ def lens(
 ) -> Frame:
     """Applies the head to the state after every block, and measures what it predicts there.
 
-    For language models, this is the logit lens. The states are those of one forward pass; the head
-    is applied to each of them at once, without the blocks and stages in between. (`readout` also
-    leaves a stage early, but goes on through the later stages. In the last stage, both measure the
-    same predictions.)
+    For language models, this is the logit lens. All metrics are computed per image (or per position
+    that counts) and averaged; docs/concepts/probes.md says which count, which logits are read, and
+    what `normalize` does.
 
     - `cross_entropy`: between labels and prediction, in nats, 0 or more. With several labels per
       image, it is summed over the classes.
@@ -136,24 +133,6 @@ def lens(
       image, the n highest outputs. A prediction that is not finite agrees with nothing.
     - `entropy`: of the prediction, in nats, 0 or more, summed over the labels if there are several.
 
-    All are computed per image and averaged. If the network returns one row of outputs per position,
-    `(images, positions, classes)`, they are computed per position, and averaged over all positions
-    that count, see `evaluate_routes`.
-
-    A logit of minus infinity is a probability of 0: if it is that of the label, `cross_entropy` is
-    infinite, and so is `kl` if the network gives that class a probability over 0.
-
-    Logits of a softmax or sigmoid are read before it, if Keras stores them. The network runs in
-    inference mode and is not changed.
-
-    With `normalize="own"`, the head normalizes each state by the statistics of that state: the
-    convention of nostalgebraist's logit lens. With `normalize="final"`, the number that layer or
-    RMS normalization in the head divides a state by is that of the last state, for every state of
-    the same image and position: the convention of the accumulated residual of TransformerLens, in
-    which the logits are sums of what the blocks add (here with the biases of the head). The mean of
-    a state is subtracted either way. The predictions of early states, which are mostly smaller, are
-    then less certain.
-
     Example:
 
     >>> frame = lens(tfresidual.chain(net), test)
@@ -163,21 +142,20 @@ def lens(
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: images and labels, see `tfresidual.types.Data`.
-        normalize: `"own"` or `"final"`, whose statistics the normalizations in the head use, see
-            above. `"final"` needs a chain of a Keras model with layer or RMS normalization in the
-            head, see `attribution`; metrics are NaN where the last state is constant, so that
-            nothing shows what it is divided by.
+        normalize: whose statistics the normalizations in the head use: `"own"`, those of each
+            state, or `"final"`, those of the last state, which needs a chain of a Keras model with
+            layer or RMS normalization in the head.
         per_image: whether to return the values of every image instead of their means; of outputs
             per position, the means over the positions of the image.
-        per_position: whether to return the values of every position that is not left out.
+        per_position: whether to return the values of every position that counts.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0, and -1 for the
         state before the first block of the stage) and the metrics. They are NaN where the state
         does not have the shape of the one that the head takes in the network. If `data` is a dict,
-        `split` is the first column. With `per_image`, `image` (from 0, in the order of the data)
-        comes after `block`; with `per_position`, `image` and `position`.
+        `split` is the first column. With `per_image`, `image` (from 0) comes after `block`; with
+        `per_position`, `image` and `position`.
 
     Raises:
         ValueError: if an argument cannot be used, or the outputs of the network are not classes;
@@ -189,12 +167,7 @@ def lens(
         4.2 and fig. 5, for the last stage of a network for images.
     """
     check_choice("normalize", normalize, (OWN, FINAL))
-    check_bool("per_image", per_image)
-    check_bool("per_position", per_position)
-    check_bool("progress", progress)
-    chain = sources.chain(chain)
-    check_scored(chain)
-    check_blocks(chain)
+    chain = scored_chain(chain, per_image=per_image, per_position=per_position, progress=progress)
     # The kind of outputs is part of the name, since a copy of a chain that declares another kind
     # shares what is compiled.
     name = f"lens of {chain.outputs}{' per position' if per_position else ''}"
@@ -282,10 +255,7 @@ def _with_statistics_of(chain, last):
 
 
 class _Softmax:
-    """The prediction of one class at one state, with few passes over all classes.
-
-    Of the logits z, it keeps z - max z, from which all else is computed.
-    """
+    """The prediction of one class at one state, computed from its logits less their maximum."""
 
     def __init__(self, logits, read):
         self.read = read
@@ -323,17 +293,13 @@ class _Softmax:
             probability=tf.exp(self.log_p),
             kl=tf.where(is_zero, tf.zeros_like(kl), kl),
             agreement=tf.cast(
-                (self.named == network.named) & _both_finite(self, network), kl.dtype
+                (self.named == network.named) & self.is_finite & network.is_finite, kl.dtype
             ),
             entropy=-self.negative_entropy,
         )
 
     def _expected(self, shares):
-        """Returns the sum of the shifted logits times shares of the classes.
-
-        It is minus infinity if a class with a share has that logit. Only if some logit is infinite,
-        this takes another pass over the classes.
-        """
+        """Returns the sum of shifted logits times shares; a share of minus infinity counts."""
         result = _product(shares, self.shifted)
 
         def with_excluded():
@@ -373,7 +339,7 @@ class _Sigmoids:
             rank=1 + tf.reduce_sum(balance, axis=-1) / 2,
             probability=tf.exp(tf.reduce_min(log_p, axis=-1)),
             kl=_expected(network.p, differences),
-            agreement=tf.cast(agrees & _both_finite(self, network), logits.dtype),
+            agreement=tf.cast(agrees & self.is_finite & network.is_finite, logits.dtype),
             entropy=-_expected(self.p, self.logs),
         )
 
@@ -386,10 +352,6 @@ def _expected(shares, logs):
     """Returns the sum of logarithms times their shares; a share of 0 adds nothing."""
     products = map(tf.math.multiply_no_nan, logs, shares)
     return sum(tf.reduce_sum(product, axis=-1) for product in products)
-
-
-def _both_finite(one, other):
-    return one.is_finite & other.is_finite
 
 
 def _stacked(**values):

@@ -102,9 +102,8 @@ DECLARATION = Probe(
 def lipschitz(chain: Chain | ChainSource, *, progress: bool = False) -> Frame:
     """Reads the Lipschitz estimates and bounds of all bounded branches, at inference.
 
-    A branch is a composition of convolutions, with batch normalization folded in, and ReLUs. Its
-    Lipschitz constant is therefore at most the product of the spectral norms of the convolutions
-    on their grid. The numbers refer to this product, for the branch before it is divided:
+    The numbers refer to the product of the spectral norms of the convolutions of a branch on their
+    grid, before the branch is divided; docs/concepts/probes.md says which branches are bounded.
 
     - `lipschitz`: the bound that the branch of the block must keep, over 0.
     - `estimate`: the product as estimated by power iteration, which is first run to convergence.
@@ -117,11 +116,6 @@ def lipschitz(chain: Chain | ChainSource, *, progress: bool = False) -> Frame:
     The Lipschitz constant of the branch that the block adds is at most `certified / divisor`. It is
     at most the bound of the block, except as far as the estimate falls below the product. No data
     is read, and the network is not changed except for the vectors of the power iteration.
-
-    In other networks, a branch is bounded if it is a path of layers of which at least one is
-    `layers.Bounded` or `layers.SpectralNormalization` and all others have a known Lipschitz
-    constant, such as ReLU and pooling. The numbers are then the products of those of the layers.
-    `keras.layers.SpectralNormalization` bounds no convolution: `notes` of the chain name it.
 
     Example:
 

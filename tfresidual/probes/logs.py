@@ -44,15 +44,12 @@ def log_key(
 
 
 def block_logs(frame: Frame, names: Iterable[str], prefix: str = "") -> dict[str, float]:
-    """Returns the numbers of a frame by their keys in `logs`.
+    """Returns the numbers of a frame with one row per block (and split) by their keys in `logs`.
 
     Args:
-        frame: a frame with one row per block (and split).
+        frame: the frame of a probe.
         names: the columns whose numbers are returned.
         prefix: what the metrics are called in the logs begins with it.
-
-    Returns:
-        A dict by key, see `log_key`.
     """
     return {
         log_key(prefix + name, row["stage"], row["block"], row.get("split")): row[name]
@@ -62,12 +59,7 @@ def block_logs(frame: Frame, names: Iterable[str], prefix: str = "") -> dict[str
 
 
 def published_places(probe: Probe, chain: Chain) -> dict[str, set[tuple[int, int]]]:
-    """Returns the stages and indices of the blocks that callbacks publish, by column.
-
-    Args:
-        probe: the declaration of a probe.
-        chain: a `tfresidual.routing.Chain`.
-    """
+    """Returns the stages and indices of the blocks that callbacks publish, by column."""
     module = importlib.import_module(f"tfresidual.probes.{probe.module}")
     found = {}
     for name, where in probe.published.items():

@@ -40,42 +40,44 @@ def measure(
     """Measures values per image and block and puts them into a frame.
 
     The function is compiled once per chain and shape of the images. Results are averaged over
-    images, with the sample weights of the data, if it has some; batches of any size count as what
-    they are.
+    images, with the sample weights of the data, if it has some, in float64.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         name: str, the probe's name.
         function: `function(images, labels)` returns a dict of tensors `(images, blocks)`, and
             with them masks of the same shape that say what counts, if not everything does.
-        data: a dataset or arrays, or a dict of these by split.
-        per_image: whether every image has rows of its own; if not, values are averaged over the
-            images that count (in float64).
+        data: images and labels, see `tfresidual.types.Data`.
+        per_image: whether every image has rows of its own.
         progress: whether to show a progress bar.
-        with_labels: whether the function reads the labels, which must then be valid. Without, they
-            are not checked, but the data still has them.
+        with_labels: whether the function reads the labels, which must then be valid.
         with_errors: names of the values whose means are returned with their standard errors.
         per_position: whether the function is called with `per_position=True` too and returns
             tensors `(images, positions, blocks)`, and under `VALID_POSITIONS` which positions are
-            measured. Every such position then takes the part of an image.
+            measured. Every such position is then counted like an image.
         of_states: names of the values that do not depend on the loss.
         with_plain: whether the function can also be called with `plain=True`, for sums of squares
             without scaling, which is faster; it then also returns whether they were right.
 
     Returns:
         A `pandas.DataFrame` with the columns `split` (if `data` is a dict), `stage`, `block`,
-        `image` (if `per_image` is set, and then `position` if `per_position` is) and one column
-        per value; without `per_image`, also a column `..._se` for each of `with_errors`.
+        `image` (with `per_image`, and then `position` with `per_position`) and one column per
+        value; without `per_image`, also a column `..._se` for each of `with_errors`.
     """
     check_bool("per_image", per_image)
     check_bool("per_position", per_position)
     check_bool("progress", progress)
     check_blocks(chain)
-    check = _check_of(chain) if with_labels else None
+    check = None
+    if with_labels and takes_any_labels(chain):
+
+        def check(images, labels):
+            check_prepared(chain, labels, shape_of_outputs(chain, images))
+
     if per_position:
         name, function = f"{name} per position", functools.partial(function, per_position=True)
     plain = functools.partial(function, plain=True) if with_plain else None
-    frames = []
+    frames = {}
     for split, part in splits_of(data).items():
         values = run_over(chain, name, function, part, progress, None, check, with_labels, plain)
         masks = masks_of(values)
@@ -89,22 +91,16 @@ def measure(
             examples = dict(zip(("image", "position"), np.nonzero(is_shown), strict=True))
             masks = [None if mask is None else mask[examples["image"]] for mask in masks]
             weights = weights[examples["image"]]
-        frame = block_places(chain)
         if per_image:
-            frame = repeated(frame, examples, values)
-        else:
-            of_states_alone, of_loss = (counted_weights(weights, mask) for mask in masks)
-            shares = {name: of_states_alone if name in of_states else of_loss for name in values}
-            frame = frame.assign(
-                **{name: weighted_mean(value, shares[name]) for name, value in values.items()},
-                **{
-                    f"{name}_se": standard_error(values[name], shares[name]) for name in with_errors
-                },
-            )
-        if split is not None:
-            frame.insert(0, "split", split)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+            frames[split] = repeated(block_places(chain), examples, values)
+            continue
+        of_states_alone, of_loss = (counted_weights(weights, mask) for mask in masks)
+        shares = {name: of_states_alone if name in of_states else of_loss for name in values}
+        frames[split] = block_places(chain).assign(
+            **{name: weighted_mean(value, shares[name]) for name, value in values.items()},
+            **{f"{name}_se": standard_error(values[name], shares[name]) for name in with_errors},
+        )
+    return joined_splits(frames)
 
 
 def check_blocks(chain):
@@ -127,24 +123,18 @@ def takes_any_labels(chain):
     return chain.outputs != "values" and is_cross_entropy and not ignores_some
 
 
-def _check_of(chain):
-    """Returns a check that rejects invalid labels, or `None` if the loss decides about them."""
-    if not takes_any_labels(chain):
-        return None
-
-    return lambda images, labels: check_prepared(chain, labels, shape_of_outputs(chain, images))
+def joined_splits(frames):
+    """Returns the frames of all splits as one, with `split` first unless its name is `None`."""
+    for split, frame in frames.items():
+        if split is not None:
+            frame.insert(0, "split", split)
+    return pd.concat(frames.values(), ignore_index=True)
 
 
 def by_split(frame, function):
-    """Applies a function of frames to each split of a frame; returns the frames joined.
-
-    The column `split` comes first, and the splits stay in their order.
-    """
-    parts = []
-    for split, part in frame.groupby("split", sort=False):
-        parts.append(function(part.drop(columns="split")))
-        parts[-1].insert(0, "split", split)
-    return pd.concat(parts, ignore_index=True)
+    """Applies a function of frames to each split of a frame; the splits stay in their order."""
+    parts = frame.groupby("split", sort=False)
+    return joined_splits({name: function(part.drop(columns="split")) for name, part in parts})
 
 
 def counted_weights(weights: Array, is_counted: Array | None) -> Array:
@@ -155,12 +145,7 @@ def counted_weights(weights: Array, is_counted: Array | None) -> Array:
 def weighted_mean(values: ArrayLike, weights: Array) -> Any:
     """Returns the means over the first axis, in float64, without values whose weight is 0.
 
-    Args:
-        values: array `(examples, ...)`.
-        weights: array of numbers of 0 or more, `(examples,)`.
-
-    Returns:
-        An array `(...)`, or a float; NaN if all weights are 0.
+    They are NaN if all weights are 0.
     """
     is_counted = weights > 0
     weights, values = weights[is_counted], np.asarray(values, np.float64)[is_counted]
@@ -176,10 +161,8 @@ def weighted_mean(values: ArrayLike, weights: Array) -> Any:
 def standard_error(values: ArrayLike, weights: Array) -> Any:
     """Returns the standard errors of `weighted_mean` of an array `(images, ...)`, in float64.
 
-    With n equal weights, a standard error is the standard deviation over the images (with n - 1
-    degrees of freedom) divided by the square root of n; otherwise it is sqrt(n / (n - 1) times the
-    sum of w^2 (value - mean)^2), for weights w whose sum is 1. It is NaN for a single image and
-    where a value is NaN.
+    For n images and weights w whose sum is 1, it is the root of n / (n - 1) times the sum of
+    w^2 (value - mean)^2; NaN for a single image and where a value is NaN.
     """
     is_counted = weights > 0
     weights, values = weights[is_counted], np.asarray(values, np.float64)[is_counted]
@@ -200,10 +183,7 @@ def block_places(chain):
 def repeated(places, examples, values):
     """Returns a frame with a row per place and example, place by place.
 
-    Args:
-        places: a `pandas.DataFrame` with a row per place.
-        examples: dict of columns that say where each example is, `(examples,)`.
-        values: dict of arrays `(examples, places)`.
+    `examples` are columns that say where each example is, and `values` arrays `(examples, places)`.
     """
     count = len(next(iter(values.values())))
     frame = places.loc[np.repeat(places.index, count)].reset_index(drop=True)

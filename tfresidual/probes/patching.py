@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual import sources
-from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_ints, is_int
+from tfresidual.arguments import ArgumentError, check_choice, check_ints, is_int
 from tfresidual.declarations import ZERO, Column, Drawing, Figure, Level, Line, Panel, Probe
 from tfresidual.machine.console import progress_bar
-from tfresidual.probes.measure import block_places, check_blocks, repeated, weighted_mean
+from tfresidual.probes.measure import block_places, joined_splits, repeated, weighted_mean
 from tfresidual.probes.predictions import (
     FIRST,
     LABEL,
@@ -25,12 +24,12 @@ from tfresidual.probes.predictions import (
     chosen_logit,
     divergence,
     has_logit,
-    joined_splits,
     label_check,
     labels_of,
     logits_of,
     over_positions,
     probabilities_of,
+    scored_chain,
 )
 from tfresidual.routing.agreement import check_run
 from tfresidual.routing.batches import (
@@ -42,7 +41,7 @@ from tfresidual.routing.batches import (
     rebatched,
     splits_of,
 )
-from tfresidual.routing.evaluator import MOST_IMAGES, check_scored
+from tfresidual.routing.evaluator import MOST_IMAGES
 from tfresidual.routing.images import check_images, joined, key_of, sliced, spec_of
 from tfresidual.routing.positions import (
     check_any_counts,
@@ -136,10 +135,9 @@ def patching(
 
     The network runs on the images of the data. After one block, the state, or its part at some
     positions, is replaced by the one that the network has there for the image of the source at the
-    same place, and the rest of the network follows. With `what="addition"`, it is what the block
-    adds that is replaced, F = block(h) - h: the block returns h + F with h of the data and F of the
-    source. In the words of causal tracing: the source is the clean run and the data the corrupted
-    one, if the state is to restore what the data lost.
+    same place, and the rest of the network follows. With `what="addition"`, the block returns h + F
+    with h of the data and F = block(h) - h of the source. docs/concepts/probes.md says what of
+    padding is put in, which positions count, and which logits are read.
 
     - `logit`: in the run on the data, as it is.
     - `source_logit`: in the run on the source.
@@ -149,36 +147,10 @@ def patching(
       nothing, 1 if it carries all that distinguishes the runs. Without `per_image`, it is a ratio
       of means. NaN if the logits of both runs are the same.
 
-    What is padding in the source is never put in: there, the state of the data stays, so that no
-    number depends on what stands under the padding. If the whole state is put in, the rest of the
-    network computes what it does in the run on the source, and all effects are 1, unless the source
-    has padding where the data has none, or the rest reads something else: the context of the
-    images, such as their padding, and the input of the stage in properly convergent stages, stay
-    those of the data.
-
-    If the network returns one row of outputs per position, each logit of an image is the mean over
-    the same positions, those that count (see `evaluate_routes`) both in the data and in the source.
-    An image in which nothing counts, or whose source is such an image, has NaN, and no mean is over
-    it. Logits of a softmax or sigmoid
-    are read before it, if Keras stores them; otherwise the logit is the logarithm of the
-    probability p, or log(p / (1 - p)) for outputs that are labels. A single output z that decides
-    between two classes stands for the logits -z/2 and z/2.
-
-    With `metric="probability"`, the columns are `probability`, `source_probability` and
-    `patched_probability`, those of the target: of the label, say, or the difference of two. With
-    `metric="kl"`, they are `kl`, `source_kl` and `patched_kl`, the Kullback-Leibler divergence of
-    the prediction of the run from that of the run on the source, the sum over the classes of
-    p log(p / q) with p of the source, in nats (with several labels, summed over them): 0 for the
-    run on the source itself, so that the effect is the share of the divergence that the state takes
-    away.
-
-    The logit of the label is the convention of direct effects (Elhage et al. 2021); the difference
-    of the logits of two tokens, `target=("label", "source label")`, that of circuit analysis (Wang
-    et al. 2022); the probability of the label that of causal tracing (Meng et al. 2022); the
-    divergence compares all classes (Zhang and Nanda 2023).
-
-    All blocks are patched in one pass over the network, in which the patched runs are a growing
-    batch: every block is compiled once, and costs as much as all blocks before it were patched.
+    With `metric="probability"`, the first three are `probability`, `source_probability` and
+    `patched_probability`, those of the target. With `metric="kl"`, they are `kl`, `source_kl` and
+    `patched_kl`, the divergence of the prediction of the run from that of the run on the source, in
+    nats, 0 or more.
 
     Example:
 
@@ -190,32 +162,27 @@ def patching(
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: images and labels, see `tfresidual.types.Data`.
         source: the same, with as many images of the same shapes in the order of the data. By
-            default, the source of an image is the next one of its batch that has other labels,
-            where the first one follows the last; if there is none, it is the next one. Images in
-            which no position counts are no sources, and at least two of a batch must count; a batch
-            of one image follows on the batch before it.
+            default, the source of an image is the next one of its batch that has other labels.
         what: `"state"`, or `"addition"` for what a block adds.
         positions: which positions of the states `(images, positions, features)` are put in: `None`
             for the whole state, whatever its shape; the index of one; the indices of several, which
             are put in together; or `"each"`, for one after the other.
-        target: which logit: `"label"`, that of the label of the data, or the mean of those of
-            several labels; `"source label"`, that of the label of the source; `"margin"`, the
-            lowest logit of a label minus the highest of another class, in each run (an image
-            without a label, or without another class, is left out); the index of a class; or a
-            pair of these for the first minus the second, such as `("label", "source label")`.
-        metric: `"logit"`, `"probability"` or `"kl"`, see above.
+        target: which logit: `"label"`, that of the label of the data; `"source label"`, that of the
+            label of the source; `"margin"`, the lowest logit of a label minus the highest of
+            another class; the index of a class; or a pair for the first minus the second, such as
+            `("label", "source label")`.
+        metric: `"logit"`, `"probability"` or `"kl"`.
         per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0, and -1 for the
         state before the first block), `logit`, `source_logit`, `patched_logit`, `difference` and
-        `effect`; the first three are called after the metric. With `what="addition"`, there is no
-        block -1, and the last three are NaN for blocks that change the shape of the state. If
-        `data` is a dict, `split` is the first column. With `positions="each"`, `position` comes
-        after `block`; a position that is padding in an image or in its source is left out for that
-        image. (Otherwise, an image is left out, and has NaN, if all positions put in are.) With
-        `per_image`, `image` follows (from 0, in the order of the data).
+        `effect`. With `what="addition"`, there is no block -1, and the last three are NaN for
+        blocks that change the shape of the state. If `data` is a dict, `split` is the first column.
+        With `positions="each"`, `position` comes after `block`, without positions that are padding
+        in the image or its source; otherwise, an image has NaN if all positions put in are, or none
+        counts. With `per_image`, `image` (from 0) follows.
 
     Raises:
         ValueError: if an argument cannot be used, the outputs of the network are not classes, its
@@ -238,11 +205,7 @@ def patching(
         )
     if positions is not None and not (isinstance(positions, str) and positions == EACH):
         positions = _checked_positions(positions)
-    check_bool("per_image", per_image)
-    check_bool("progress", progress)
-    chain = sources.chain(chain)
-    check_scored(chain)
-    check_blocks(chain)
+    chain = scored_chain(chain, per_image=per_image, progress=progress)
     if chain.prepare is not None:
         chain.prepare()
     parts, others = splits_of(data), splits_of(source)
@@ -263,13 +226,7 @@ def patching(
 
 
 def _values_of(chain, data, source, what, positions, measured, progress):
-    """Returns the values of all images, arrays `(images, [positions,] states)` by name.
-
-    Runs are measured by a pair of target and metric; whatever it is, it is called logit.
-
-    `counted` says which images have a logit, `(images,)`, and `valid` for which of them a state is
-    put in, `(images, 1)`, or for which positions, `(images, positions)`.
-    """
+    """Returns values and masks of all images by name, `(images, [positions,] states)`."""
     at_once = max(1, MOST_IMAGES // (len(chain.blocks) + 2))
     check, compiled, parts = label_check(chain, measured[0]), {}, []
     chosen = tf.constant((), tf.int32) if positions in (None, EACH) else tf.constant(positions)
@@ -335,13 +292,8 @@ def _batches_of_source(chain, source):
 def with_others(chain, batches, places_of):
     """Yields batches with another image of its batch, and its labels, for every image.
 
-    A batch of one image, such as the last one may be, follows on the batch before it.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        batches: images, labels and weights, as tensors.
-        places_of: `places_of(chain, images, labels)` returns the places of the other images, as
-            `places_of_next` does.
+    `places_of(chain, images, labels)` returns the places of the other images. A batch of one image,
+    such as the last one may be, follows on the batch before it.
     """
     before = None
     for images, labels, weights in batches:
@@ -453,14 +405,7 @@ def _compiled(chain, what, positions, measured, batch):
 def _batch_values(
     chain, what, kind, measured, images, labels, source_images, source_labels, positions
 ):
-    """Returns the logits of all runs of a batch by name, see `RUNS`, and masks.
-
-    The masks are `counted` and `valid`, see `_values_of`, and, under `can_replace`, for which
-    images it is known what of a state can be put in, `(images,)`.
-
-    The patched logits are `(images, positions, states)` if every position is put in on its own,
-    otherwise `(images, states)`; the others are `(images,)`.
-    """
+    """Returns the logits of all runs of a batch by name, see `RUNS`, and masks."""
     target, metric = measured
     source, chain = chain.given(source_images), chain.given(images)
     first = source.stem(source_images)
@@ -485,11 +430,7 @@ def _batch_values(
         return logit_of(logits_of(chain.outputs, chain.head(state))[0])
 
     def patched(mask):
-        """Returns the logits of the run as it is and of those patched, `(1 + states, images)`.
-
-        Args:
-            mask: see `_patched`.
-        """
+        """Returns the logits of the run as it is and of those patched, `(1 + states, images)`."""
         patch = functools.partial(_patched, what, mask)
         lasts = _run(chain, images, first if what == STATE else None, pairs, patch)
         spec = tf.TensorSpec(None, logits.dtype)
@@ -528,15 +469,7 @@ def _batch_values(
 
 
 def _patched(what, mask, before, after, others):
-    """Returns the state after a block, with that of the source in it.
-
-    Args:
-        what: `STATE` or `ADDITION`.
-        mask: bool, which positions are put in, `(images or 1, positions)`; `None` for all. A state
-            without these positions is put in as a whole.
-        before, after: the states before and after the block.
-        others: those of the source.
-    """
+    """Returns the state after a block, with that of the source in it where the mask says so."""
     other_before, other = others
     if what == ADDITION:
         other = tf.cast(before, other.dtype) + (other - other_before)

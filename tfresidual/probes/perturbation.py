@@ -29,30 +29,22 @@ def perturbation(
 ) -> Frame:
     """Measures how much every block moves the state, in one forward pass.
 
-    Let h be the state before a block and F = block(h) - h, with norms over all features of one
-    image, without the positions that the network masks as padding. `perturbation` is |F| and
-    `scaled_perturbation` is |F| / |h|. Both are 0 or more and are computed per image, then averaged
-    over the images. Both are NaN for a block that changes the shape of the state, and for an image
-    that is all padding, which no mean is over. Labels are not used. `block_metrics` returns the
-    same numbers together with those that need a gradient.
+    With h the state before a block and F = block(h) - h, `perturbation` is |F| and
+    `scaled_perturbation` is |F| / |h|, both 0 or more. They are those of `block_metrics`, computed
+    per image, without padding, and averaged over the images; NaN for a block that changes the shape
+    of the state, and for an image that is all padding, which no mean is over. Labels are not used.
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: images and labels, see `tfresidual.types.Data`.
         per_image: whether to return the values of every image instead of their means.
-        per_position: whether every position of a sequence is measured by itself, with norms over
-            the features of its state. Means are then over all positions that are not padding. The
-            states must be `(images, positions, features)`.
+        per_position: whether every position is measured by itself, see `block_metrics`.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `perturbation`
-        and `scaled_perturbation`. If `data` is a dict, `split` is the first column. If
-        `per_image` is set, `image` comes after `block`, and `position` after `image` if
-        `per_position` is set too.
-
-    Raises:
-        ValueError: if the chain or the data cannot be used.
+        and `scaled_perturbation`. If `data` is a dict, `split` is the first column. With
+        `per_image`, `image` comes after `block`, and `position` after it with `per_position`.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 2 and 3,
@@ -100,9 +92,6 @@ def computational_distance(
         `data` is a dict, `split` is the first column. The means of a stage without a block to
         measure are NaN, and so is what a block with NaN contributes to.
 
-    Raises:
-        ValueError: if the chain or the data cannot be used.
-
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 4 and 11,
         fig. 3, 4, 6 and 7.
@@ -113,15 +102,12 @@ def computational_distance(
 
 
 def distances_of(frame: Frame, chain: Chain | None = None) -> Frame:
-    """Adds up the perturbations of blocks to the distances of stages.
+    """Adds up the perturbations of blocks to the frame of `computational_distance`.
 
     Args:
         frame: a frame of `perturbation` or `block_metrics`, one row per block (and split).
         chain: the chain that was measured, which says what blocks have an F: if the perturbation of
             one of them is NaN, so are the sums. Without it, blocks with NaN are left out.
-
-    Returns:
-        The frame of `computational_distance`.
     """
     if "split" in frame:
         return by_split(frame, functools.partial(distances_of, chain=chain))

@@ -8,12 +8,13 @@ TensorFlow only.
 import dataclasses
 
 import numpy as np
-import pandas as pd
 import tensorflow as tf
 from keras import backend
 
-from tfresidual.arguments import ArgumentError, is_int
-from tfresidual.probes.measure import repeated, weighted_mean
+from tfresidual import sources
+from tfresidual.arguments import ArgumentError, check_bool, is_int
+from tfresidual.probes.measure import check_blocks, repeated, weighted_mean
+from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
 from tfresidual.routing.positions import (
@@ -30,19 +31,21 @@ FIRST = -1
 COUNTED = "counted"
 
 
+def scored_chain(source, **options):
+    """Returns the chain of a probe that reads predictions, whose options here are bools."""
+    for name, value in options.items():
+        check_bool(name, value)
+    chain = sources.chain(source)
+    check_scored(chain)
+    check_blocks(chain)
+    return chain
+
+
 def logits_of(kind, outputs):
     """Returns the logits of the outputs of a head, and whether an example has several labels.
 
-    The logits of probabilities are what Keras stores with the outputs of a softmax or a sigmoid,
-    if that is known, and otherwise their logarithms (log(p / (1 - p)) for several labels). A single
-    output z that decides between two classes gives the logits -z/2 and z/2.
-
-    Args:
-        kind: the kind of the outputs, see `tfresidual.routing.Chain`.
-        outputs: `(images, classes)` or `(images, positions, classes)`.
-
-    Returns:
-        A tuple of the logits, `(..., classes)`, in float32 or float64, and a bool.
+    The logits are `(..., classes)`, in float32 or float64, for outputs `(images, classes)` or
+    `(images, positions, classes)`; docs/concepts/probes.md says how they are read.
     """
     if len(outputs.shape) not in (2, 3):
         raise ArgumentError(
@@ -88,14 +91,7 @@ class Labels:
 
 
 def labels_of(chain, labels, outputs, logits, has_several):
-    """Returns the `Labels` of a batch.
-
-    Args:
-        chain: the chain for the images of the batch, see `Chain.given`.
-        labels: class indices or rows, as `tfresidual.routing.labels.prepared_labels` returns them.
-        outputs: what the head returns, `(images, classes)` or `(images, positions, classes)`.
-        logits, has_several: what `logits_of` returns of it.
-    """
+    """Returns the `Labels` of a batch, given what the head and `logits_of` return."""
     number, examples = outputs.shape[-1], tf.shape(logits)[:-1]
     is_row = len(labels.shape) == len(outputs.shape) and labels.shape[-1] == number > 1
     if len(outputs.shape) == 3:
@@ -123,15 +119,7 @@ def labels_of(chain, labels, outputs, logits, has_several):
 
 
 def label_check(chain, target=None):
-    """Returns a check of a batch: that labels, and the class chosen by `target`, fit the outputs.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        target: what `check_target` accepts, or `None`.
-
-    Returns:
-        A function `(images, labels)` that raises a `ValueError`.
-    """
+    """Returns a check that the labels of a batch, and the class `target`, fit the outputs."""
 
     def check(images, labels):
         shape = shape_of_outputs(chain, images)
@@ -144,15 +132,10 @@ def label_check(chain, target=None):
 
 
 def checked_target(target, choices):
-    """Returns what a logit is chosen by; raises a `ValueError` if it cannot be chosen by that.
+    """Returns what a logit is chosen by, a pair as a tuple; raises a `ValueError` otherwise.
 
-    Args:
-        target: one of the choices, the index of a class, or a pair of two different ones of these
-            whose difference is meant.
-        choices: names, of which `"margin"` is a difference already.
-
-    Returns:
-        The target; a pair as a tuple.
+    It is one of the choices, the index of a class, or a pair of two different ones of these whose
+    difference is meant, without `"margin"`, which is a difference already.
     """
     parts, allowed = _parts(target), choices
     if len(parts) == 2:
@@ -180,10 +163,6 @@ def has_logit(target, read):
     """Returns which examples count and have a logit chosen by `target`, bool.
 
     A margin needs a label and another class.
-
-    Args:
-        target: what `check_target` accepts.
-        read: `Labels`.
     """
     if target != MARGIN:
         return read.counted
@@ -192,16 +171,10 @@ def has_logit(target, read):
 
 
 def chosen_logit(target, logits, sets, source_sets=None):
-    """Returns the logit of every example that is chosen by `target`, `(...)`.
+    """Returns the logit of every example that is chosen by `target`, `(...)`, 0 if there is none.
 
-    Args:
-        target: `"label"`, the logit of the label, with several labels the mean of theirs, 0
-            without any; `"source label"`, the same of the label of the source;
-            `"margin"`, the lowest logit of a label minus the highest of another class, 0 without
-            one of them; the index of a class; or a pair, for the first minus the second.
-        logits: `(..., classes)`; or other numbers of classes, such as probabilities.
-        sets: bool, which classes are the labels, `(..., classes)`.
-        source_sets: the same of the source.
+    The logits, `(..., classes)`, may be other numbers of classes, such as probabilities. Which
+    classes are the labels is said by `sets`, bool, and of the source by `source_sets`.
     """
     if isinstance(target, tuple):
         first, second = (chosen_logit(one, logits, sets, source_sets) for one in target)
@@ -229,8 +202,7 @@ def probabilities_of(logits, has_several):
 def divergence(logits, others, has_several):
     """Returns the Kullback-Leibler divergence of other logits' prediction from that of logits.
 
-    That is the sum of p log(p / q), in nats, 0 or more, with p of `logits` and q of `others`, for
-    every example; of several labels, that of every label, yes or no, summed over them.
+    It is in nats, 0 or more, for every example; with several labels, summed over them.
     """
     if has_several:
         pairs = [(sign * logits, sign * others) for sign in (1, -1)]
@@ -247,9 +219,7 @@ def divergence(logits, others, has_several):
 def over_positions(values, counted):
     """Returns the means over the positions of each image that count, NaN if none does.
 
-    Args:
-        values: `(images, positions, ...)`, or `(images, ...)`, which is returned as it is.
-        counted: bool, `(images, positions)` or `(images,)`.
+    Values `(images, ...)` of images without positions are returned as they are.
     """
     if len(counted.shape) == 1:
         return values
@@ -276,21 +246,9 @@ def check_positions(per_position, logits):
 def frame_of(places, values, counted, weights, per_image=False, per_position=False):
     """Returns a frame with a row per place, of means or of the values of examples.
 
-    Args:
-        places: a `pandas.DataFrame` with a row per place.
-        values: dict of arrays `(images, places)`; `(images, positions, places)` with
-            `per_position`.
-        counted: bool, which examples count, `(images,)` or `(images, positions)`.
-        weights: those of the images, `(images,)`.
-        per_image: whether every image has rows of its own.
-        per_position: whether every position that counts has.
-
-    Returns:
-        The `pandas.DataFrame` of places, with the columns `image` and `position` as asked, and one
-        column per value. Means are over examples, in float64.
-
-    Raises:
-        ValueError: if no example counts.
+    Values are `(images, places)`, or `(images, positions, places)` with `per_position`; `counted`
+    says which examples count, `(images,)` or `(images, positions)`. Means are over examples, in
+    float64.
     """
     check_any_counts(counted)
     if per_position:
@@ -303,15 +261,3 @@ def frame_of(places, values, counted, weights, per_image=False, per_position=Fal
         return repeated(places, {"image": np.arange(len(counted))}, values)
     columns = {name: weighted_mean(value, weights * counts) for name, value in values.items()}
     return places.assign(**columns)
-
-
-def joined_splits(frames):
-    """Returns the frames of all splits as one, with the column `split` first if they have names.
-
-    Args:
-        frames: dict of frames by the name of the split, or with the key `None`.
-    """
-    for split, frame in frames.items():
-        if split is not None:
-            frame.insert(0, "split", split)
-    return pd.concat(frames.values(), ignore_index=True)

@@ -108,9 +108,6 @@ def readout(
         `cross_entropy`, `entropy`, `agreement` and `distance`. If `data` is a dict, `split` is the
         first column.
 
-    Raises:
-        ValueError: if an argument cannot be used.
-
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", fig. 2a
         and 6b, c; Jastrzebski et al. 2018, section 4.2 and fig. 5 for the last stage.

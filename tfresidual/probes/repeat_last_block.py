@@ -136,12 +136,6 @@ def repeat_last_block(
 ) -> Frame:
     """Measures the predictions of the network when the last block of a stage is repeated.
 
-    With `blocks=1`, the last block alone is repeated, the convention of the papers below. An opened
-    transformer has two blocks per layer, attention and MLP: `blocks=2` repeats the pair, a whole
-    layer, as in looped transformers. (A decoder with cross-attention has three, and a layer that is
-    one block as a whole has one.) Everything that is said below of an application is then said of
-    all these blocks together.
-
     One stage is changed at a time, with every number of repetitions from 0 (the unperturbed
     network) to `times`. The metrics are those of `evaluate_routes`; the distance is that of the
     stage. Two more metrics describe the last of these applications, in the network whose stage
@@ -149,14 +143,13 @@ def repeat_last_block(
 
     - `cosine_loss`: the cosine between what the application adds to the state and the gradient of
       the loss with respect to its input, through the application itself and everything after it,
-      in [-1, 1] (see `block_metrics`).
+      in [-1, 1] (see `block_metrics`); `cosine_loss_se` is its standard error over the images.
     - `l2_ratio`: the norm of what the application adds divided by the norm of its input, 0 or
       more.
 
-    `cosine_loss_se` is the standard error of the mean cosine over the images. At repetition 0,
-    these numbers are those of `block_metrics`. All three are NaN if numbers overflow. They are
-    measured on 64 images at a time, whatever the memory limit. A stage whose last block changes
-    the shape of the state, or one of whose last `blocks` does, has no rows.
+    At repetition 0, these are those of `block_metrics`. They are NaN if numbers overflow, and are
+    measured on 64 images at a time, whatever the memory limit. A stage one of whose last `blocks`
+    changes the shape of the state has no rows.
 
     Example:
 
@@ -166,9 +159,9 @@ def repeat_last_block(
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: images and labels, see `tfresidual.types.Data`.
         times: int, the largest number of extra applications, 1 or more.
-        scale: float, the factor by which the branch of the block is multiplied in the extra
-            applications.
-        blocks: int, how many blocks at the end of a stage are repeated, one after the other.
+        scale: float, the factor of the branch in the extra applications.
+        blocks: int, how many blocks at the end of a stage are repeated, one after the other: 2 for
+            a layer of a transformer whose attention and MLP are blocks (docs/concepts/probes.md).
         block_metrics: whether to measure the cosine and the ratio of each application, which takes
             a backward pass.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.

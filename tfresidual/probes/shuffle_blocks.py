@@ -10,8 +10,7 @@ import numpy as np
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_int, check_ints
 from tfresidual.declarations import Drawing, Figure, Level, Line, Panel, Probe, Study
-from tfresidual.probes.drop_blocks import with_unperturbed_error
-from tfresidual.probes.evaluate_routes import frames_of_rows
+from tfresidual.probes.drop_blocks import frame_of_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import movable_runs, shuffle
 
@@ -84,8 +83,7 @@ def shuffle_blocks(
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: images and labels, see `tfresidual.types.Data`.
-        swaps: ints, each a number of random pairs of blocks that change places, one after the
-            other.
+        swaps: ints, each a number of random pairs of blocks that change places one after another.
         draws: int, the number of random orders drawn for each of these.
         seed: int, 0 or more; the same seed gives the same orders.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
@@ -123,9 +121,7 @@ def shuffle_blocks(
             "leave something to move: a stage with two blocks that keep the shape of the state",
             said=f"{chain.name}, swaps={swaps!r}",
         )
-    tables = {"shuffle_blocks": rows}
-    frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
-    return with_unperturbed_error(frames["shuffle_blocks"], values)
+    return frame_of_rows(chain, data, rows, memory_limit, progress)
 
 
 def kendall_tau(order):

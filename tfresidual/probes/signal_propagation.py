@@ -125,8 +125,8 @@ def signal_propagation(
 
     Let L be the loss of one image, h the state before a block, g = dL/dh through the rest of the
     network, and g_s the part of g that arrives from the last state of the stage through the
-    shortcuts alone. All norms are over all features of one image; positions that the network masks
-    as padding do not count.
+    shortcuts alone. Norms are over all features of one image, without padding.
+    docs/concepts/probes.md says what belongs to a shortcut, and how to measure at initialization.
 
     - `state_norm`: the Euclidean norm of the state after the block, 0 or more.
     - `state_l1`: the sum of the absolute values of that state, 0 or more. For the last block of a
@@ -135,37 +135,17 @@ def signal_propagation(
     - `gradient_ratio`: |g| of the first block of the network divided by |g| of this block, 0 or
       more. For the first block of the last stage, this is r of Jastrzebski et al. 2018, fig. 8.
     - `shortcut_share`: <g_s, g> / |g|^2, the share of the gradient that comes through the
-      shortcuts. The rest, up to 1, comes through the branches. It is over 1 if the branches cancel
-      part of what the shortcuts carry, and under 0 if they cancel more than all of it.
+      shortcuts. The rest, up to 1, comes through the branches. It may leave [0, 1].
     - `shortcut_norm`: |g_s| / |g|, 0 or more, and at least the absolute value of the share.
     - `shortcut_product`: |g_s| divided by the norm of the last gradient of the stage, 0 or more:
       the factor by which the shortcuts from this block to the end of the stage multiply the
-      gradient. 1 for identities, and the product of the scales for scaled shortcuts (He et al.
-      2016, eq. 5 and 8).
+      gradient (He et al. 2016, eq. 5 and 8).
     - `sum_deviation`: how far the state after the block is from the first state of the stage plus
-      the sum of the branches up to this one, divided by the norm of the state; 0 or more. 0, up to
-      rounding, if shortcuts are identities and nothing follows the additions (ibid., eq. 4; eq. 7
-      for scaled shortcuts, where it is not). Branches are taken before they are joined. After a
-      block that changes the shape, the sum starts at its output; such a block has no deviation,
-      NaN.
+      the sum of the branches up to this one, divided by the norm of the state; 0 or more (ibid.,
+      eq. 4 and 7). NaN for a block that changes the shape.
 
-    g_s is the first of the two terms of He et al. 2016, eq. 5 and 8: if shortcuts multiply by
-    lambdas, it is the last gradient of the stage times their product. All branches are held
-    constant. The shortcut includes the gate of a gated shortcut, the projection or subsampling of
-    a block that changes the shape, and everything after the addition. A block that adds its branch
-    to the anchor of the stage has a shortcut from the anchor and none from its input: its share is
-    0, unless the input is the anchor.
-
-    Each metric is computed per image and then averaged over the images, for metrics of gradients
-    without images in which no position counts (see `block_metrics`). Ratios and shares of an image
-    without a gradient (g = 0) are 0. In a chain built by hand, a block may change the shape
-    of the state without giving branch and shortcut separately. `shortcut_share`, `shortcut_norm`
-    and `shortcut_product` are then NaN for this block and those before it in its stage. The network
-    runs in inference mode and is not changed.
-
-    Before training, the moving statistics of batch normalization (0 and 1) are not those of the
-    data. To measure at initialization, first update them, which changes no other weight:
-    `for images, _ in train.take(500): network(images, training=True)`.
+    Each metric is computed per image and then averaged over the images. What is not known of
+    shortcuts in a chain built by hand is NaN.
 
     Example:
 
@@ -179,12 +159,9 @@ def signal_propagation(
         progress: whether to show a progress bar.
 
     Returns:
-        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0) and the metrics.
-        If `data` is a dict, `split` is the first column. If `per_image` is set, `image` (from 0,
-        in the order of the data) comes after `block`.
-
-    Raises:
-        ValueError: if the chain or the data cannot be used.
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0) and the metrics. If
+        `data` is a dict, `split` is the first column. With `per_image`, `image` (from 0) comes
+        after `block`.
 
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027, section 2 and 3; Jastrzebski et al.

@@ -34,8 +34,8 @@ def depth_for(
     0.1 give 3 blocks, and 1.1 and 0.1 give 11: binary rounding does not add a block.
 
     Errata of the paper: it states that this depth brings the mean below epsilon, but if the
-    distance is an exact multiple of epsilon, the mean equals epsilon. Section 3.5.1 swaps the
-    depths of MNIST and CIFAR-10, and prints 36 where the rule gives 46.
+    distance is an exact multiple of epsilon, the mean equals epsilon. See also
+    docs/concepts/papers.md.
 
     Example:
 

@@ -24,14 +24,9 @@ _COLUMNS = ["route", "input", "x1", "x2", "stage", "step", "z1", "z2"]
 
 
 def inverse_problem_chain(network: InverseProblemNetwork) -> Chain:
-    """Returns the chain of a network for the inverse problem: one stage and a squared-error loss.
+    """Returns the chain of an `InverseProblemNetwork`: one stage and a squared-error loss.
 
-    Args:
-        network: a `tfresidual.networks.InverseProblemNetwork`.
-
-    Returns:
-        A `tfresidual.routing.Chain`, for use with `tfresidual.routes` and `trajectories`. The
-        other probes need chains that take images.
+    It is for `tfresidual.routes` and `trajectories`; other probes need chains that take images.
     """
     (encoder,), ((_, layers),), (decoder,) = network.sections()
     return Chain(
@@ -75,11 +70,8 @@ def trajectories(
     Returns:
         A `pandas.DataFrame` with one row per route, input and step, in this order, and the columns
         `route` (its name), `input` (from 0), `x1` and `x2` (the input itself), `stage`, `step`
-        (the number of blocks applied so far, 0 for none), and `z1` and `z2` (the estimate). An
-        estimate may be infinite or NaN if the network explodes.
-
-    Raises:
-        ValueError: if an argument cannot be used.
+        (the number of blocks applied so far, 0 for none), and `z1` and `z2` (the estimate, infinite
+        or NaN if the network explodes).
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", fig. 1.
@@ -132,15 +124,12 @@ def trajectory_summary(
 ) -> Frame:
     """Summarizes the trajectories of one network: whether it approaches, repeats and converges.
 
-    All distances are Euclidean distances in the plane, averaged over the inputs. Ratios are
-    medians over the inputs.
+    Distances are Euclidean, in the plane, and means over the inputs; ratios are medians.
 
-    - `error`: the distance from the last estimate of the unperturbed network to the solution, 0 or
-      more.
-    - `early_error`: the same for the estimates after all blocks but the last, averaged over these
-      blocks.
-    - `closer`: the share of blocks that bring the estimate closer to the solution than it was
-      before the block, in [0, 1]; 1 for an iterative method.
+    - `error`: from the last estimate of the unperturbed network to the solution, 0 or more.
+    - `early_error`: the same for the estimates after all blocks but the last, averaged over them.
+    - `closer`: the share of blocks that bring the estimate closer to the solution, in [0, 1]; 1 for
+      an iterative method.
     - `drop`, `worst_drop`: the distance from the last estimate with one block dropped to the last
       estimate of the unperturbed network; the mean over the blocks, and the largest over them.
     - `drift`: the distance from the estimate after all extra applications of the last block to the
@@ -229,10 +218,7 @@ def _check_chain(chain):
 
 
 def _checked_points(name: str, points: ArrayLike) -> Array:
-    """Returns points as an array of floats; integers become float32.
-
-    Raises a `ValueError` if they are not finite or not in the plane.
-    """
+    """Returns points as an array of finite floats `(inputs, 2)`; integers become float32."""
     points = np.asarray(points)
     if points.dtype.kind in "iu":
         points = points.astype(np.float32)
