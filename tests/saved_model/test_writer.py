@@ -77,7 +77,9 @@ def test_serving_is_predict(case, call):
                 # The same batch: kernels round differently for other sizes.
                 expected = case.net.predict(images[:size], batch_size=size, verbose=0)
                 found = call("serving_default", images[:size])["outputs"]
-                np.testing.assert_array_equal(found, expected)
+                # In bfloat16, what is rounded differs with how a graph is compiled.
+                allowed = 0 if case.is_exact else 0.01
+                np.testing.assert_allclose(found, expected, rtol=allowed, atol=0)
         route = call("route", images, applications=[1] * len(case.chain.blocks))["outputs"]
         np.testing.assert_allclose(route, outputs, rtol=1e-5, atol=1e-6)
 
@@ -291,8 +293,8 @@ def test_gradients_flow_through_what_was_loaded(case, loaded):
         measured, expected = found
         size = np.linalg.norm(expected)
         assert size > 1e-4
-        # One is compiled, the other is not.
-        allowed = 1e-5 if case.is_exact else 0.05
+        # One is compiled, the other is not: in bfloat16, they are rounded after other layers.
+        allowed = 1e-5 if case.is_exact else 0.2
         assert np.linalg.norm(measured - expected) <= allowed * size
 
 
