@@ -15,8 +15,8 @@ def change_of(before, after):
     return wide(after) - wide(before)
 
 
-# Plain sums of squares from this number on are as exact as scaled ones: features whose squares
-# leave the range of the floats do not count beside it.
+# Above this sum, no scaling is needed: features whose squares leave the range of the floats are
+# negligible.
 LEAST_SUM = 2.0**-80
 
 

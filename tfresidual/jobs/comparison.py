@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from tfresidual.types import Frame, StrPath
 
-# Says in a page what wrote it, so that nothing else is replaced.
+# Marks pages written by this command: nothing else is replaced.
 GENERATOR = "tfresidual compare"
 _HEAD = 2000
 # Letters of the name of a run, and bytes of that of a page; a file system takes 255.

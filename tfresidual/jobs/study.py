@@ -54,8 +54,8 @@ def run(
     An interrupted study resumes after its last complete epoch.
 
     - `settings.json`: the settings, the versions of the packages, the machine;
-    - `log.csv`: the losses, metrics and block metrics of every epoch (a training on another
-      backend than TensorFlow, which is taken on when it is finished, has no block metrics);
+    - `log.csv`: the losses, metrics and block metrics of every epoch (without block metrics
+      if the training was already complete, on another backend than TensorFlow);
     - `model.keras`: the network of the best epoch;
     - `frames/*.csv`: the frames that the probes returned, and `frames/probes.json`: for each, the
       number of images of each split that it was measured on, and its rows and columns;

@@ -1,4 +1,4 @@
-"""The text that stands for a figure where it cannot be seen."""
+"""Alternative text for figures."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def cut_chain(chain):
         return pieces[name], result_of(pieces[name])
 
     def cut_within(name, function, *states):
-        """Cuts a function of states, which in a chain with a context takes that, too."""
+        """Cuts a function of states, which also takes the context, if any."""
         given = [context[entry] for entry in names or ()]
         piece, result = cut(name, of_entries(function, names), *states, *given)
         return of_context(piece, names), result

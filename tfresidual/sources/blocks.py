@@ -259,7 +259,7 @@ def _is_plain(node):
 
 
 def join_gaps(graph, trunk, found):
-    """Sets the states that the blocks take and return, by assigning them parts of the gaps."""
+    """Sets the states of blocks: assigns operations between blocks to blocks."""
     for block in found:
         block.before = _before_entries(graph, trunk, block.begin)
     gaps = [

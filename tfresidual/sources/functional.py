@@ -276,7 +276,7 @@ class _Parts:
         return parts | functions | {"name": found.name, "variables": variables_of(nodes)}
 
     def of_sum(self, found):
-        """Returns for a sum or a layer what `unit_parts` returns for a unit, but for weights."""
+        """Like `unit_parts`, for a sum or a layer, without weights."""
         nodes = self.graph.nodes[found.begin.index + 1 : found.end.index]
         addition = self.graph.nodes[found.end.index]
         source, target = found.begin.tensor, found.end.tensor
