@@ -271,7 +271,13 @@ def convergence_frames(
     """Measures the indices of `convergence_indices` and returns the frames they are taken from too.
 
     Args:
-        chain, data, times, chance, reading, memory_limit, progress: see `convergence_indices`.
+        chain: see `convergence_indices`, as for the other arguments.
+        data: see there.
+        times: see there.
+        chance: see there.
+        reading: see there.
+        memory_limit: see there.
+        progress: see there.
         at_chance: `"raise"`, or `"nan"` for indices that are NaN if the error of the network is
             at chance or above.
 
@@ -317,7 +323,8 @@ def indices_of(
     """Computes the indices from the frames of three probes.
 
     Args:
-        readout, drop_blocks: frames of these probes.
+        readout: a frame of `readout`.
+        drop_blocks: a frame of `drop_blocks`.
         repeat_last_block: a frame of `repeat_last_block` with a scale of 1.
         chance: float, the error of guessing, or a dict of these by split.
         at_chance: see `convergence_frames`.

@@ -299,20 +299,19 @@ class DepthSearch(BuildingTuner):
     def run_trial(self, trial: Trial, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Trains, measures and saves the network of a trial.
 
+        - `"blocks"` (all of them, the objective) and `"seconds"`;
+        - `"val_loss"` and the other metrics on the validation data; with an accuracy, also
+          `"error"`, `"chance_error"`, that of always giving the most common label, and
+          `"error_se"`, the standard error with which they are compared;
+        - per stage `"stage1/blocks"`, `"stage1/distance"`, `"stage1/scaled_distance"` and the
+          means, `"stage1/mean_scaled_perturbation_as_built"`, that of the untrained network, and
+          `"stage1/mean_scaled_perturbation_change_error"`, the standard error of its change.
+
+        The saved weights are those of the execution whose worst stage has the smallest mean;
+        `"stage1/kept_scaled_distance"` is the distance of that execution.
+
         Returns:
-            A dict of floats by name, averages over the executions (`"seconds"` is their sum):
-
-            - `"blocks"` (all of them, the objective) and `"seconds"`;
-            - `"val_loss"` and the other metrics on the validation data; with an accuracy, also
-              `"error"`, `"chance_error"`, that of always giving the most common label, and
-              `"error_se"`, the standard error with which they are compared;
-            - per stage `"stage1/blocks"`, `"stage1/distance"`, `"stage1/scaled_distance"` and the
-              means, `"stage1/mean_scaled_perturbation_as_built"`, that of the untrained network,
-              and `"stage1/mean_scaled_perturbation_change_error"`, the standard error of its
-              change.
-
-            The saved weights are those of the execution whose worst stage has the smallest mean;
-            `"stage1/kept_scaled_distance"` is the distance of that execution.
+            A dict of these floats by name, averages over the executions (`"seconds"` is their sum).
         """
         given = kwargs.pop("callbacks", None) or ()
         beats = heartbeat(self.oracle, trial.trial_id) if is_worker() else contextlib.nullcontext()
