@@ -156,8 +156,8 @@ def test_deviations_are_bars_in_the_panel_of_distances():
     segments = [ends for bars in of_stages for ends in bars.get_segments()]
     drawn = sorted((float(low[0]), float(low[1]), float(high[1])) for low, high in segments)
     rows = frame.dropna(subset="scaled_distance_deviation")
-    rows["low"] = rows["scaled_distance"] - rows["scaled_distance_deviation"]
-    rows["high"] = rows["scaled_distance"] + rows["scaled_distance_deviation"]
+    middle, deviation = rows["scaled_distance"], rows["scaled_distance_deviation"]
+    rows = rows.assign(low=middle - deviation, high=middle + deviation)
     assert len(drawn) == 9
     np.testing.assert_allclose(drawn, pairs(rows, "measured_blocks", "low", "high"))
     assert others == [[], []]
