@@ -114,7 +114,7 @@ def cut_in_its_last_row(path):
 RECORDS = "data/digitclutter/*/*/digitclutter-train.tfrecord-*"
 OF_SAVED = f"probe saved --data digitclutter {DATA} --probe readout"
 OF_SERIES = OF_SAVED.replace("saved", "series")
-# A command, what its line must hold, what is done beforehand, and to which file.
+# A command, the text its error must contain, the damage done first, and the damaged file.
 CASES = [
     (f"{TRAIN.replace('--epochs 3', '--epochs 9')} run", "`--epochs` was 3", None),
     (f"tune {DATA} --out run", "--out", None),

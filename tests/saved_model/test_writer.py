@@ -77,8 +77,8 @@ def test_serving_is_predict(case, call):
                 # The same batch: kernels round differently for other sizes.
                 expected = case.net.predict(images[:size], batch_size=size, verbose=0)
                 found = call("serving_default", images[:size])["outputs"]
-                # In bfloat16, what is rounded differs with how a graph is compiled.
-                allowed = 0 if case.is_exact else 0.01
+                # TensorFlow joins other operations of one network, whose last stage is a block.
+                allowed = 0.01 if (kind, case.is_exact) == ("ordinary", False) else 0
                 np.testing.assert_allclose(found, expected, rtol=allowed, atol=0)
         route = call("route", images, applications=[1] * len(case.chain.blocks))["outputs"]
         np.testing.assert_allclose(route, outputs, rtol=1e-5, atol=1e-6)
@@ -244,10 +244,12 @@ def test_routes_are_those_of_the_chain(case, call):
     chosen = [route for *_, route in calls]
     expected = evaluate(case.chain, case.data, chosen, with_outputs=True).outputs
     is_counted = case.data[1] >= 0 if case.kind == "per position" else slice(None)
-    allowed = {"rtol": 1e-5 if case.kind in WITH_CONTEXT else 1e-6, "atol": 1e-6}
+    allowed = {"rtol": 1e-5, "atol": 1e-6} if case.kind in WITH_CONTEXT else {"rtol": 1e-6}
     for (signature, given, _), outputs in zip(calls, expected, strict=True):
         measured = call(signature, **given)["outputs"].numpy()[is_counted]
-        np.testing.assert_allclose(measured, outputs, err_msg=str(given), **allowed)
+        np.testing.assert_allclose(
+            measured, outputs, err_msg=str(given), **{"atol": 1e-7} | allowed
+        )
     served = call("serving_default")["outputs"].numpy()[is_counted]
     np.testing.assert_allclose(expected[0], served, **allowed)
     assert np.abs(expected[2] - served).max() > 1e-3
@@ -288,14 +290,13 @@ def test_gradients_flow_through_what_was_loaded(case, loaded):
         for function in functions:
             with tf.GradientTape() as tape:
                 tape.watch(start)
-                target = tf.reduce_sum(function(start))
+                # Both are compiled: in bfloat16, other roundings would be a tenth of the gradient.
+                target = tf.reduce_sum(tf.function(function, autograph=False)(start))
             found.append(tf.cast(tape.gradient(target, start), tf.float32).numpy())
         measured, expected = found
         size = np.linalg.norm(expected)
         assert size > 1e-4
-        # One is compiled, the other is not: in bfloat16, they are rounded after other layers.
-        allowed = 1e-5 if case.is_exact else 0.2
-        assert np.linalg.norm(measured - expected) <= allowed * size
+        assert np.linalg.norm(measured - expected) <= (1e-6 if case.is_exact else 0.01) * size
 
 
 # What is written

@@ -170,10 +170,7 @@ def _run(asked, console):
                 )
             say(console, f"on {counts} images of {asked.settings.data}, pixels {asked.pixels}")
             what = described(str(asked.target), asked.settings, counts, asked.pixels, options)
-        by_default = [name for name in possible(chain) if PROBES[name].by_default]
-        # Those that another one covers are left out.
-        by_default = [name for name in by_default if PROBES[name].measured_by not in by_default]
-        for name in asked.names or by_default:
+        for name in asked.names or _by_default(chain):
             say(console, f"running {name}")
             measured = registry.run(name, chain, data, options, console is not None)
             # Only the last network of a series is drawn.
@@ -199,6 +196,12 @@ def _run(asked, console):
         with contextlib.suppress(OSError):
             written_to.rmdir()
     return frames, list(paths)
+
+
+def _by_default(chain):
+    """Returns the names of the probes of a network, without those that another one covers."""
+    names = [name for name in possible(chain) if PROBES[name].by_default]
+    return [name for name in names if PROBES[name].measured_by not in names]
 
 
 def _first_coupled(chain, settings):
