@@ -32,7 +32,7 @@ BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 def _module(name):
     """Returns a module of data of the package, without importing the package around it."""
     folder = importlib.util.find_spec("tfresidual").submodule_search_locations[0]
-    path = pathlib.Path(folder, f"{name}.py")
+    path = pathlib.Path(folder, "definitions", f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"tfresidual_{name}", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -679,7 +679,7 @@ def _loaded(only_training):
     from tfresidual import tuning
     from tfresidual.jobs import comparison, depth_study, probing, study
     from tfresidual.machine import on_tensorflow as on_tensorflow
-    from tfresidual.registry import ProbeOptions
+    from tfresidual.probes.running import ProbeOptions
     from tfresidual.sources import exporting
 
     vars(package).update(

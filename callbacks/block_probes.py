@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfresidual.arguments import check_bool, check_choice
 from tfresidual.callbacks.probe_callback import ProbeCallback
+from tfresidual.definitions.arguments import check_bool, check_choice
 from tfresidual.probes.attribution import TARGETS
 from tfresidual.probes.drop_blocks import check_fill
 from tfresidual.probes.lens import FINAL, OWN
@@ -15,7 +15,7 @@ from tfresidual.routing.block_values import PERTURBATION_METRICS
 if TYPE_CHECKING:
     from typing import Literal
 
-    from tfresidual.types import Data, Frame, OnError
+    from tfresidual.definitions.types import Data, Frame, OnError
 
 __all__ = [
     "Attribution",

@@ -10,21 +10,27 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from tfresidual.arguments import ArgumentError, check_bool, check_int, check_ints, checked_path
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.probe_callback import chain_in_training, epoch_numbers
+from tfresidual.definitions.arguments import (
+    ArgumentError,
+    check_bool,
+    check_int,
+    check_ints,
+    checked_path,
+)
 from tfresidual.machine.files import check_can_write, remove_unfinished
 from tfresidual.machine.locks import locked, remove_abandoned
-from tfresidual.saved_model.format import check_can_open, series_of, series_path
-from tfresidual.saved_model.writer import obstacle_at, parts_to_save
 from tfresidual.sources.exporting import export
+from tfresidual.sources.saved_model.format import check_can_open, series_of, series_path
+from tfresidual.sources.saved_model.writer import obstacle_at, parts_to_save
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterable
     from typing import Any
 
-    from tfresidual.types import OnError, StrPath
+    from tfresidual.definitions.types import OnError, StrPath
 
 
 class ExportForProbing(GoesOn, keras.callbacks.Callback):

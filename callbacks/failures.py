@@ -7,12 +7,12 @@ import re
 import warnings
 from typing import TYPE_CHECKING
 
-from tfresidual.arguments import check_choice
+from tfresidual.definitions.arguments import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tfresidual.types import OnError
+    from tfresidual.definitions.types import OnError
 
 ON_ERROR = ("warn", "raise")
 NUMBER = r"\b(?:nan|inf)\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?"

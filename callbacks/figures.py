@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 import keras
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError, check_int, checked_path
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import callbacks_before
 from tfresidual.callbacks.probe_callback import ProbeCallback
 from tfresidual.callbacks.step_files import metadata_of
-from tfresidual.declarations import PROBES
+from tfresidual.definitions.arguments import ArgumentError, check_int, checked_path
+from tfresidual.definitions.declarations import PROBES
+from tfresidual.definitions.settings import EPSILON
 from tfresidual.machine.files import check_can_write
-from tfresidual.registry.figures import study_figures
-from tfresidual.settings import EPSILON
+from tfresidual.plots.declared import study_figures
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterable
     from typing import Any
 
-    from tfresidual.types import OnError, StrPath
+    from tfresidual.definitions.types import OnError, StrPath
 
 # The mean that the stopping rule allows where no callback says another one.
 _DPI = 100

@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual import probes, sources
-from tfresidual.arguments import ArgumentError, check_int, formerly
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
-from tfresidual.declarations import PROBES
+from tfresidual.definitions.arguments import ArgumentError, check_int, formerly
+from tfresidual.definitions.declarations import PROBES
 from tfresidual.probes.logs import block_logs, log_key, published_places
 from tfresidual.probes.measure import takes_any_labels
 from tfresidual.routing.agreement import DisagreementError
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Literal
 
+    from tfresidual.definitions.types import Data, Frame, OnError
     from tfresidual.routing import Chain
     from tfresidual.sources.operations import Layers
-    from tfresidual.types import Data, Frame, OnError
 
 # The number of images on which a probe is tried when training begins.
 TRIED = 8
@@ -135,8 +135,8 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
     variables of their own in `predict`, too. The callback can be deep-copied and reused.
 
     Args:
-        data: images and labels, see `tfresidual.types.Data`; if they are a dict by split name,
-            every key starts with the split name.
+        data: images and labels, see `tfresidual.definitions.types.Data`; if they are a dict
+            by split name, every key starts with the split name.
         every: int, the probe runs once every `every` epochs.
         on_error: what happens if the probe fails after training has begun: `"warn"`, a warning for
             each cause and NaN for the keys, or `"raise"`, the error, which ends the training.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from tfresidual.arguments import check_choice
 from tfresidual.callbacks.probe_callback import ProbeCallback
+from tfresidual.definitions.arguments import check_choice
+from tfresidual.definitions.settings import EPSILON
 from tfresidual.probes import borderline, perturbation
 from tfresidual.probes.borderline import (
     COMPARED,
@@ -29,11 +30,10 @@ from tfresidual.probes.perturbation import ALL_STAGES, distances_of
 from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.routing.block_values import PERTURBATION_METRICS
 from tfresidual.routing.routes import check_times
-from tfresidual.settings import EPSILON
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import BorderlineGroups, Chance, Data, OnError, Reading
     from tfresidual.routing import Chain
-    from tfresidual.types import BorderlineGroups, Chance, Data, OnError, Reading
 
 OF_GROUPS = ("accuracy", "cross_entropy", "entropy", "images")
 OF_STAGES = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")

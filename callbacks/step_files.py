@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError
 from tfresidual.callbacks.training_step import METRICS
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.files import damaged, written
 from tfresidual.probes.logs import log_key
 
 if TYPE_CHECKING:
     import pathlib
 
-    from tfresidual.types import Frame
+    from tfresidual.definitions.types import Frame
 
 COLUMNS = ("epoch", "step", "stage", "block", *METRICS)
 HEADER = (",".join(COLUMNS) + "\n").encode()

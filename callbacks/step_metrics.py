@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import ArgumentError, check_int, checked_path
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.callbacks.probe_callback import (
@@ -27,6 +26,7 @@ from tfresidual.callbacks.training_step import (
     MeasuredStep,
     reduction_of,
 )
+from tfresidual.definitions.arguments import ArgumentError, check_int, checked_path
 from tfresidual.machine.files import check_can_write
 from tfresidual.machine.first_step import changed_method
 from tfresidual.probes.block_metrics import metrics_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pathlib
     from typing import Any
 
-    from tfresidual.types import OnError, StrPath
+    from tfresidual.definitions.types import OnError, StrPath
 
 # What comes first in the keys, where those of probes have the name of a split.
 STEP = "step"

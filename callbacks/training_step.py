@@ -20,16 +20,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError
-from tfresidual.metrics import wide
+from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.metrics import wide
 from tfresidual.routing.block_values import values_of_block
 from tfresidual.routing.losses import single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tfresidual.definitions.types import Tensor
     from tfresidual.sources.places import PlacedBlock
-    from tfresidual.types import Tensor
 
 METRICS = ("cosine_loss", "l2_ratio", "gradient_norm", "perturbation")
 # Measured steps that the variable with their metrics takes before it is read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from tfresidual.declarations import ZERO, Drawing, Level, Line, Panel
+from tfresidual.definitions.declarations import ZERO, Drawing, Level, Line, Panel
 from tfresidual.plots import style
 from tfresidual.plots.engine import draw_table
 

@@ -48,7 +48,7 @@ def pytest_runtest_protocol(item, nextitem):
     """Runs tests with the mark `eager`, but those with `compiled`, operation by operation.
 
     That is a hook and no fixture, so that it holds for the fixtures of modules too. The numbers
-    are those of the same code, in half the time; registry/test_contract.py compares them for
+    are those of the same code, in half the time; probes/test_contract.py compares them for
     every probe.
     """
     marks = {mark.name for mark in item.iter_markers()}

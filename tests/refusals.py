@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 
 
 @contextlib.contextmanager

@@ -14,12 +14,18 @@ from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import callbacks, datasets, layers, networks, plots, probes, training
-from tfresidual.arguments import check_bool, check_choice, check_int, check_ints, check_number
 from tfresidual.datasets import DigitclutterConfig
 from tfresidual.datasets.augmentation import random_crop
 from tfresidual.datasets.digitclutter import sample_scene
+from tfresidual.definitions.arguments import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_ints,
+    check_number,
+)
 from tfresidual.jobs.settings import Settings, check
-from tfresidual.registry import ProbeOptions
+from tfresidual.probes.running import ProbeOptions
 from tfresidual.routing import evaluate, routes
 
 # What is no bool, no int from 0 on, and no number over 0.

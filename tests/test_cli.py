@@ -171,14 +171,14 @@ OPTIONS = {
 
 def test_defaults_are_those_of_the_package():
     """An option has none of its own, which would hide that of a run or of a file."""
-    from tfresidual import registry
     from tfresidual.jobs import depth_study, probing
+    from tfresidual.probes import running
 
     for (command, name), option in OPTIONS.items():
         assert option.default is False or not isinstance(option.default, (int, float, str)), name
         if name not in ("help", "download", "serving_only", "overwrite", "to"):
             assert re.search(r"\[default: (?!None).+\]$", option.help), (command, name)
-    long = [name for name, probe in registry.PROBES.items() if not probe.by_default]
+    long = [name for name, probe in running.PROBES.items() if not probe.by_default]
     assert f"except {' and '.join(long)}, which take long]" in OPTIONS["probe", "names"].help
     splits = inspect.signature(probing.probe).parameters["splits"].default
     assert f"[default: {splits[0]}]" in OPTIONS["probe", "splits"].help
@@ -396,7 +396,7 @@ def test_the_backend_of_the_configuration_of_keras(tmp_path, monkeypatch, conten
 
 
 def test_bounds_are_those_of_the_package():
-    from tfresidual import arguments
+    from tfresidual.definitions import arguments
 
     assert tfresidual_cli.SETTINGS.LARGEST_COUNT == arguments.LARGEST_COUNT
     kinds = [option.type for option in OPTIONS.values()]

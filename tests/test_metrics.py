@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis.extra import numpy as arrays
 
-from tfresidual.metrics import (
+from tfresidual.definitions.metrics import (
     change_of,
     cosine,
     norm,

@@ -18,16 +18,11 @@ from bare_package import BARE
 ROOT = pathlib.Path(__file__).parents[1]
 # Each part may import those before it.
 ORDER = (
-    "types",
-    "arguments",
-    "declarations",
-    "settings",
-    "metrics",
+    "definitions",
     "machine",
     "layers",
     "networks",
     "routing",
-    "saved_model",
     "sources",
     "probes",
     "datasets",
@@ -35,7 +30,6 @@ ORDER = (
     "tuning",
     "plots",
     "report",
-    "registry",
     "callbacks",
     "jobs",
 )

@@ -6,7 +6,7 @@ import textwrap
 
 import griffe
 
-from tfresidual import settings
+from tfresidual.definitions import settings
 
 # Examples are paragraphs, or several in a row, that begin with a prompt.
 EXAMPLE = re.compile(r"^>>> .*?(?=\n\n(?!>>> )|\Z)", re.MULTILINE | re.DOTALL)
@@ -22,7 +22,7 @@ class Docstrings(griffe.Extension):
         """Changes the docstring of one module, class or function."""
         if obj.docstring is not None:
             text = obj.docstring.value
-            if obj.is_class and obj.path.startswith("tfresidual.settings."):
+            if obj.is_class and obj.path.startswith("tfresidual.definitions.settings."):
                 # Its fields are added when it is defined.
                 text = inspect.getdoc(getattr(settings, obj.name))
             text = HEADING.sub("**Example**", text)

@@ -18,8 +18,8 @@ import tfresidual as tfr
 from tfresidual import callbacks
 from tfresidual.layers import ResidualUnit
 from tfresidual.machine.locks import LOCK, FolderInUseError
-from tfresidual.saved_model import pieces, signatures
-from tfresidual.saved_model.format import LAYOUT_FILE, series_of, series_path
+from tfresidual.sources.saved_model import pieces, signatures
+from tfresidual.sources.saved_model.format import LAYOUT_FILE, series_of, series_path
 
 pytestmark = [pytest.mark.eager, pytest.mark.system]
 

@@ -1,6 +1,6 @@
 """Runs compared on one page: real trainings, and what probes measured on them.
 
-The figures and tables of probes are tested in `tests/registry/test_comparison.py`.
+The figures and tables of probes are tested in `tests/report/test_comparison.py`.
 """
 
 import html

@@ -12,10 +12,11 @@ from refusals import refused
 from rich.console import Console
 
 import tfresidual as tfr
-from tfresidual import probes, registry, sources
+from tfresidual import probes, sources
 from tfresidual.jobs import probing, training
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import Settings
+from tfresidual.probes import running
 
 pytestmark = pytest.mark.system
 
@@ -23,7 +24,7 @@ SETTINGS = {"train_size": 64, "validation": 40, "test_size": 40, "batch_size": 3
 # What a network for Digitclutter has.
 OF_CLUTTER = {"input_shape": (32, 32, 1), "classes": 10, "classifier_activation": "sigmoid"}
 # The frames of each probe.
-FRAMES = {name: [name] for name in registry.PROBES if name != "lipschitz"} | {
+FRAMES = {name: [name] for name in running.PROBES if name != "lipschitz"} | {
     "block_metrics": ["block_metrics", "computational_distance"],
     "repeat_last_block": ["repetition_metrics", "trained_blocks"],
     "convergence_indices": ["convergence_indices", "readout", "drop_blocks", "repeat_last_block"],
@@ -80,7 +81,7 @@ def expected_of(name, chain, images):
     ],
 )
 def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
-    options = registry.ProbeOptions(times=2, scale=0.5, at_chance="nan")
+    options = running.ProbeOptions(times=2, scale=0.5, at_chance="nan")
     frames, paths = probing.probe(run[0], [name], tmp_path / "new" / "out", options=options)
     assert list(frames) == FRAMES[name]
     for frame_name, frame in frames.items():
@@ -163,16 +164,16 @@ def test_what_frames_were_measured_on_is_written_beside_them(run, tmp_path):
 
 
 def test_probes_that_a_network_has_blocks_for():
-    every = list(registry.PROBES)
+    every = list(running.PROBES)
     bounded = random_network(transition="convolution", lipschitz=0.9)
-    assert registry.possible(tfr.chain(bounded)) == every
+    assert running.possible(tfr.chain(bounded)) == every
     every.remove("lipschitz")
-    assert registry.possible(tfr.chain(random_network(transition="convolution"))) == every
+    assert running.possible(tfr.chain(random_network(transition="convolution"))) == every
     # One block a stage: the first stage has it to repeat, no stage another to change places with.
     single = tfr.chain(random_network(blocks=1))
-    assert set(every) - set(registry.possible(single)) == {"shuffle_blocks"}
+    assert set(every) - set(running.possible(single)) == {"shuffle_blocks"}
     changing = tfr.chain(random_network(blocks=1, widths=(4, 8), stem_width=3))
-    assert set(every) - set(registry.possible(changing)) == {
+    assert set(every) - set(running.possible(changing)) == {
         "repeat_last_block",
         "fixed_point",
         "shuffle_blocks",
@@ -214,7 +215,7 @@ def test_a_folder_that_is_removed_meanwhile(run, series, tmp_path, is_series):
 def test_a_probe_that_fails_loses_nothing(run, tmp_path):
     probing.probe(run[0], ["readout"], tmp_path)
     content = (tmp_path / "readout.csv").read_bytes()
-    options = registry.ProbeOptions(memory_limit=1)
+    options = running.ProbeOptions(memory_limit=1)
     with pytest.raises(ValueError, match="`memory_limit`"):
         probing.probe(run[0], ["readout"], tmp_path, options=options)
     assert (tmp_path / "readout.csv").read_bytes() == content
@@ -252,7 +253,7 @@ def test_bad_arguments(run, tmp_path, name, change):
 )
 def test_bad_options(name, value):
     with refused(name):
-        registry.ProbeOptions(**{name: value})
+        running.ProbeOptions(**{name: value})
 
 
 @pytest.mark.parametrize("below", ["", "new"])
@@ -294,8 +295,8 @@ def test_data_of_another_rank_is_refused(run, tmp_path):
 @pytest.mark.nightly
 def test_epsilon_and_seed_are_those_of_the_run(run, tmp_path):
     own, _ = probing.probe(run[0], ["block_metrics"], tmp_path)
-    same = registry.ProbeOptions(epsilon=run[1].epsilon)
-    other = registry.ProbeOptions(epsilon=run[1].epsilon / 10)
+    same = running.ProbeOptions(epsilon=run[1].epsilon)
+    other = running.ProbeOptions(epsilon=run[1].epsilon / 10)
     depths = [
         probing.probe(run[0], ["block_metrics"], tmp_path, options=options)[0]
         for options in (same, other)

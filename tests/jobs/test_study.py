@@ -20,11 +20,12 @@ from PIL import Image
 from reference.random_network import random_network
 from refusals import refused
 
-from tfresidual import chain, datasets, probes, registry, tuning
+from tfresidual import chain, datasets, probes, tuning
 from tfresidual.jobs import probing, study, training
 from tfresidual.jobs.building import build
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import Settings, check, used
+from tfresidual.probes import running
 
 pytestmark = pytest.mark.system
 
@@ -229,7 +230,7 @@ def test_effective_parameters_of_late_coupling(late, tmp_path):
     # It reads no images.
     assert captions_of(late)["How different are the blocks?"] == ""
     # What is asked for comes before what the run says.
-    options = registry.ProbeOptions(first_block=0)
+    options = running.ProbeOptions(first_block=0)
     frames, _ = probing.probe(late, ["effective_parameters"], tmp_path / "other", options=options)
     assert frames["effective_parameters"]["uncoupled"].tolist() == uncoupled.tolist()
     # A network of two blocks in the same folder was not coupled from its second block on.

@@ -8,8 +8,8 @@ import pytest
 from refusals import refused
 
 from tfresidual import networks
+from tfresidual.definitions.settings import RENAMED_NETWORKS, Settings
 from tfresidual.layers import ResidualUnit, Subsampling
-from tfresidual.settings import RENAMED_NETWORKS, Settings
 
 pytestmark = pytest.mark.eager
 

@@ -24,7 +24,7 @@ from plots.read_figures import (
 )
 
 from tfresidual import plots
-from tfresidual.declarations import Drawing, Level, Line, Panel
+from tfresidual.definitions.declarations import Drawing, Level, Line, Panel
 from tfresidual.plots import style
 from tfresidual.plots.engine import draw_table
 

@@ -14,8 +14,9 @@ from reference.random_network import random_batch, random_network
 from reference.route_values import TOLERANCE
 
 import tfresidual as tfr
-from tfresidual import callbacks, probes, registry
-from tfresidual.registry import PROBES, ProbeOptions
+from tfresidual import callbacks, probes
+from tfresidual.probes import running
+from tfresidual.probes.running import PROBES, ProbeOptions
 from tfresidual.routing import Block, Chain, Stage
 from tfresidual.routing.block_values import block_values
 from tfresidual.routing.chain import VALID_POSITIONS
@@ -211,7 +212,7 @@ def test_padding_changes_no_metric(name, kind):
         data = sequences.batch(kind, length, empty=empty)
         if name in OTHERS:
             return {name: OTHERS[name](chain, data)}
-        return registry.run(name, chain, data, OPTIONS, False)
+        return running.run(name, chain, data, OPTIONS, False)
 
     found = [run(4), run(9, empty=2)]
     for key, frame in found[0].items():
@@ -280,7 +281,7 @@ def test_an_image_whose_class_is_ignored_is_not_there(with_an_ignored_class, nam
     net, images, ignored = with_an_ignored_class
     chain, few, of_states = tfr.chain(net), [0, 1, 3], ["perturbation", "scaled_perturbation"]
     found, expected = (
-        registry.run(name, chain, data, OPTIONS, False)[name]
+        running.run(name, chain, data, OPTIONS, False)[name]
         for data in ((images, ignored), (images[few], ignored[few]))
     )
     if name == "block_metrics":
@@ -310,7 +311,7 @@ def test_where_nothing_counts_of_an_encoder():
     chain = sequences.sequence_chain("encoder", WEIGHTS)
     tokens, labels = sequences.batch("encoder")
     for name in sorted({*PROBES, *OTHERS} - READING_NO_DATA):
-        run = OTHERS.get(name, lambda *given, name=name: registry.run(name, *given, OPTIONS, False))
+        run = OTHERS.get(name, lambda *given, name=name: running.run(name, *given, OPTIONS, False))
         with pytest.raises(ValueError, match="at least one position that counts"):
             run(chain, (np.zeros_like(tokens), labels))
 

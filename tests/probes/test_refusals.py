@@ -1,7 +1,7 @@
 """Arguments that probes refuse: the error names them.
 
 tests/test_arguments.py has the wrong types of all arguments that are bools, ints or numbers, and
-tests/registry/test_contract.py the data that no probe takes.
+test_contract.py the data that no probe takes.
 """
 
 import dataclasses

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfresidual.metrics import exact_match
+from tfresidual.definitions.metrics import exact_match
 from tfresidual.routing.scores import label_sets, prediction_scores
 
 pytestmark = pytest.mark.eager

@@ -34,8 +34,8 @@ import tfresidual as tfr
 from tfresidual import probes, training
 from tfresidual.routing import Block, Chain, Stage, evaluator, routes
 from tfresidual.routing.plan import plan_of
-from tfresidual.saved_model.format import LAYOUT_FILE
 from tfresidual.sources.exporting import export
+from tfresidual.sources.saved_model.format import LAYOUT_FILE
 
 
 def probes_of(chain, data):

@@ -19,7 +19,7 @@ import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing import Block, Chain, Stage, agreement
 from tfresidual.routing.losses import loss_of
-from tfresidual.saved_model.format import LAYOUT_FILE
+from tfresidual.sources.saved_model.format import LAYOUT_FILE
 
 
 class OwnLoss(keras.losses.Loss):

@@ -24,8 +24,8 @@ import tfresidual as tfr
 from tfresidual.callbacks import ExportForProbing
 from tfresidual.machine.locks import FolderInUseError, locked
 from tfresidual.routing import Block, Chain, Stage
-from tfresidual.saved_model.format import LAYOUT_FILE
 from tfresidual.sources.exporting import export
+from tfresidual.sources.saved_model.format import LAYOUT_FILE
 
 pytestmark = pytest.mark.system
 

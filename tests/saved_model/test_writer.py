@@ -22,9 +22,9 @@ import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.block_values import BLOCK_METRICS
-from tfresidual.saved_model import pieces, signatures, writer
-from tfresidual.saved_model.format import LAYOUT_FILE
 from tfresidual.sources.exporting import export
+from tfresidual.sources.saved_model import pieces, signatures, writer
+from tfresidual.sources.saved_model.format import LAYOUT_FILE
 
 # What signatures take of images that are no array, by their names.
 INPUTS = {

@@ -17,7 +17,6 @@ from tfresidual import (
     networks,
     plots,
     probes,
-    registry,
     report,
     routes,
     routing,
@@ -25,6 +24,7 @@ from tfresidual import (
     training,
     tuning,
 )
+from tfresidual.definitions.settings import ProbeOptions
 from tfresidual.jobs import depth_study, probing, settings, study
 
 # Data, a network, callbacks
@@ -135,5 +135,5 @@ small = settings.Settings(data="mnist", network="hauser", depth=2, layout="origi
 study.run("runs/study", small, Console()).read_text()
 found = depth_study.run("runs/depth", small, depth_study.SearchSettings(start=(2, 2, 2)))
 status: str = found.status if found is not None else "worker"
-measured, paths = probing.probe("runs/study", ["readout"], options=registry.ProbeOptions(times=4))
+measured, paths = probing.probe("runs/study", ["readout"], options=ProbeOptions(times=4))
 first: pathlib.Path = paths[0]

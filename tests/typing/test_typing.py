@@ -13,7 +13,8 @@ import typing
 
 import pytest
 
-from tfresidual import datasets, types
+from tfresidual import datasets
+from tfresidual.definitions import types
 from tfresidual.layers import layer_scale, residual_unit, shortcuts
 from tfresidual.networks import specification
 from tfresidual.probes.borderline import GROUPINGS

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import keras
 import numpy as np
 
-from tfresidual.arguments import ArgumentError, check_bool, check_int
+from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int
 from tfresidual.machine import backends
 
 if TYPE_CHECKING:
-    from tfresidual.types import Array, ArrayLike, Tensor
+    from tfresidual.definitions.types import Array, ArrayLike, Tensor
 
 # How far an image is moved at most, in pixels along either axis.
 PADDING = 4

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError, check_int
+from tfresidual.definitions.arguments import ArgumentError, check_int
 
 if TYPE_CHECKING:
-    from tfresidual.types import ArrayLike, Tensor
+    from tfresidual.definitions.types import ArrayLike, Tensor
 
 __all__ = ["flip_and_crop", "random_crop", "random_flip"]
 

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_int, is_int
 from tfresidual.datasets.declarations import DATA_SETS
+from tfresidual.definitions.arguments import (
+    ArgumentError,
+    check_bool,
+    check_choice,
+    check_int,
+    is_int,
+)
 
 if TYPE_CHECKING:
-    from tfresidual.types import DatasetName
+    from tfresidual.definitions.types import DatasetName
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,14 +28,14 @@ import tensorflow_datasets as tfds
 from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 
-from tfresidual.arguments import check_choice, check_int
+from tfresidual.definitions.arguments import check_choice, check_int
 from tfresidual.machine.console import progress_bar, redirected
 from tfresidual.machine.locks import locked
 
 if TYPE_CHECKING:
     from typing import Any, Literal
 
-    from tfresidual.types import Array, StrPath
+    from tfresidual.definitions.types import Array, StrPath
 
 __all__ = ["Digitclutter", "DigitclutterConfig", "Scene", "builder", "draw", "sample_scene"]
 

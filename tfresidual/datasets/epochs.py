@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from tfresidual.arguments import ArgumentError, check_int
 from tfresidual.datasets.arrays import ArrayDataset
+from tfresidual.definitions.arguments import ArgumentError, check_int
 
 if TYPE_CHECKING:
-    from tfresidual.types import Dataset
+    from tfresidual.definitions.types import Dataset
 
 # Attributes of a training pipeline.
 _EPOCH, _PLAIN = "_tfresidual_epoch", "_tfresidual_plain"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfresidual.arguments import ArgumentError, check_int, checked_path
 from tfresidual.datasets.arrays import ArrayDataset
 from tfresidual.datasets.declarations import DATA_SETS
 from tfresidual.datasets.description import (
@@ -25,6 +24,7 @@ from tfresidual.datasets.description import (
     is_augmented,
     normalization,
 )
+from tfresidual.definitions.arguments import ArgumentError, check_int, checked_path
 from tfresidual.machine.archives import RefusedFileError, check_sizes, npy_header
 from tfresidual.machine.files import check_file, check_folder, damaged, json_of, written
 from tfresidual.machine.memory import check_fits
@@ -32,7 +32,7 @@ from tfresidual.machine.memory import check_fits
 if TYPE_CHECKING:
     import pathlib
 
-    from tfresidual.types import Array, DatasetName, Pixels, StrPath
+    from tfresidual.definitions.types import Array, DatasetName, Pixels, StrPath
 
 # File header, under HEADER.
 HEADER, FORMAT, VERSION = "tfresidual", "images of tfresidual", 1

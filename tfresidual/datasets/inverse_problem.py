@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual.arguments import check_int, check_number
+from tfresidual.definitions.arguments import check_int, check_number
 from tfresidual.networks.inverse_problem import SLOPES, checked_slopes
 
 if TYPE_CHECKING:
-    from tfresidual.types import Array, ArrayLike
+    from tfresidual.definitions.types import Array, ArrayLike
 
 
 def inverse_problem(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, overload
 
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError, check_bool, checked_path
 from tfresidual.datasets.augmentation import flip_and_crop
 from tfresidual.datasets.builders import folder_of, prepared, read_split
 from tfresidual.datasets.declarations import DATA_SETS
@@ -22,12 +21,13 @@ from tfresidual.datasets.description import (
 )
 from tfresidual.datasets.epochs import remember
 from tfresidual.datasets.image_file import check_target, write
+from tfresidual.definitions.arguments import ArgumentError, check_bool, checked_path
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder
 from tfresidual.machine.passes import without_tuning
 
 if TYPE_CHECKING:
-    from tfresidual.types import Dataset, DatasetName, Pixels, StrPath
+    from tfresidual.definitions.types import Dataset, DatasetName, Pixels, StrPath
 
 if BACKEND != "tensorflow":
     # TensorFlow only reads files then; the memory of the GPU is for the backend.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfresidual import layers, networks, training
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.jobs.settings import (
     ANY_DEPTH,
     DEPTHS,

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tfresidual import datasets, plots
-from tfresidual.arguments import ArgumentError, checked_path
+from tfresidual.definitions.arguments import ArgumentError, checked_path
 from tfresidual.jobs.frames import read_frames
 from tfresidual.jobs.run_folder import SETTINGS_FILE, read_settings, settings_of
 from tfresidual.jobs.settings import Settings, describe, used
 from tfresidual.machine.console import printable, say
 from tfresidual.machine.files import check_folder, damaged
 from tfresidual.plots import style
+from tfresidual.plots.declared import FIGURES, frames_of
 from tfresidual.probes.logs import blocks_of, from_logs
-from tfresidual.registry.comparison import Measured, comparison_sections
-from tfresidual.registry.figures import FIGURES, frames_of, images_text
 from tfresidual.report import Section, numbers_text, write
+from tfresidual.report.comparison import Measured, comparison_sections
 from tfresidual.report.findings import of_test
+from tfresidual.report.study import images_text
 from tfresidual.report.tables import from_settings
 from tfresidual.training.checkpoints import REMEDY as REMEDY_OF_LOGS
 from tfresidual.training.checkpoints import TrainingFolder, read_log
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tfresidual.types import Frame, StrPath
+    from tfresidual.definitions.types import Frame, StrPath
 
 # Marks pages written by this command: nothing else is replaced.
 GENERATOR = "tfresidual compare"

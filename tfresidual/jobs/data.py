@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tfresidual.datasets import ArrayDataset
-    from tfresidual.types import Dataset, Pixels, StrPath
+    from tfresidual.definitions.types import Dataset, Pixels, StrPath
 
 
 def prepare(

@@ -23,7 +23,9 @@ import keras_tuner
 import tensorflow as tf
 
 from tfresidual import datasets, report, tuning
-from tfresidual.arguments import ArgumentError, check_int, checked_path
+from tfresidual.definitions.arguments import ArgumentError, check_int, checked_path
+from tfresidual.definitions.settings import MOST_BLOCKS, Settings
+from tfresidual.definitions.settings import SearchSettings as SearchSettings
 from tfresidual.jobs.building import (
     build,
     check_any_depth,
@@ -50,9 +52,7 @@ from tfresidual.machine.files import replacing, written
 from tfresidual.machine.locks import locked
 from tfresidual.machine.memory import check_fits
 from tfresidual.probes.logs import log_key
-from tfresidual.registry.figures import images_text
-from tfresidual.settings import MOST_BLOCKS, Settings
-from tfresidual.settings import SearchSettings as SearchSettings
+from tfresidual.report.study import images_text
 from tfresidual.training.progress import TrainingProgress
 from tfresidual.tuning.as_built import AS_BUILT, MEAN
 from tfresidual.tuning.depth_oracle import blocks_text
@@ -63,7 +63,7 @@ from tfresidual.tuning.workers import IP, check_environment, is_worker
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tfresidual.types import StrPath
+    from tfresidual.definitions.types import StrPath
 
 # Subfolders: keras-tuner's project, and the logs of supervised processes.
 PROJECT, LOGS = "search", "logs"

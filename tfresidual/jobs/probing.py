@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from tfresidual import datasets, registry, sources
-from tfresidual.arguments import ArgumentError, check_choice, check_int, checked_path
+from tfresidual import datasets, sources
+from tfresidual.definitions.arguments import ArgumentError, check_choice, check_int, checked_path
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.frames import (
     count_images,
@@ -24,8 +24,9 @@ from tfresidual.jobs.targets import check_fit, folder_of, network_of, settings_f
 from tfresidual.machine.console import say
 from tfresidual.machine.files import check_folder
 from tfresidual.machine.locks import locked
-from tfresidual.registry import PROBES, ProbeOptions, possible
-from tfresidual.registry.figures import study_figures
+from tfresidual.plots.declared import study_figures
+from tfresidual.probes import running
+from tfresidual.probes.running import PROBES, ProbeOptions, possible
 
 if TYPE_CHECKING:
     import pathlib
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from tfresidual.definitions.types import Frame, Pixels, StrPath
     from tfresidual.jobs.settings import Settings
-    from tfresidual.types import Frame, Pixels, StrPath
 
 SPLITS = ("train", "test")
 # Subfolder that holds the frames and figures of a series until all of them are written.
@@ -60,7 +61,7 @@ def probe(
             or the folder of a series of them, see `tfresidual.callbacks.ExportForProbing`. The
             data is that of the run whose folder contains the network, unless `changes` says
             otherwise.
-        names: names of probes, or a single name, see `tfresidual.registry.PROBES`; by default
+        names: names of probes, or a single name, see `tfresidual.probes.running.PROBES`; by default
             all probes that the network has blocks for, except those that take much longer than
             the others (`line_element` and `patching`).
         folder: where to write; by default `probes` in the folder of the run or of the series, or
@@ -172,7 +173,7 @@ def _run(asked, console):
             what = described(str(asked.target), asked.settings, counts, asked.pixels, options)
         for name in asked.names or _by_default(chain):
             say(console, f"running {name}")
-            measured = registry.run(name, chain, data, options, console is not None)
+            measured = running.run(name, chain, data, options, console is not None)
             # Only the last network of a series is drawn.
             figures = study_figures(measured, options.epsilon) if path == last else {}
             if epoch is not None:

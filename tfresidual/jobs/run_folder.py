@@ -10,17 +10,17 @@ import platform
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.settings import present
 from tfresidual.jobs.settings import SOURCES, Settings, check, used
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder, damaged, read_json, replacing
-from tfresidual.settings import present
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
     from typing import Any
 
-    from tfresidual.types import StrPath
+    from tfresidual.definitions.types import StrPath
 
 SETTINGS_FILE = "settings.json"
 MODEL_FILE = "model.keras"

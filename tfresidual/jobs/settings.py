@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfresidual import datasets, training
-from tfresidual.arguments import ArgumentError
 from tfresidual.datasets.description import sizes_of
 from tfresidual.datasets.image_file import open_file
+from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.settings import Settings as Settings
+from tfresidual.definitions.settings import check_fields
 from tfresidual.layers.shortcuts import get_shortcut
-from tfresidual.settings import Settings as Settings
-from tfresidual.settings import check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

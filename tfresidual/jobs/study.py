@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual import plots, probes, registry, sources
-from tfresidual.arguments import checked_path
+from tfresidual import plots, probes, sources
 from tfresidual.datasets import plain
+from tfresidual.definitions.arguments import checked_path
 from tfresidual.jobs.frames import (
     count_images,
     described,
@@ -28,18 +28,20 @@ from tfresidual.jobs.settings import Settings, check, split_sizes, used
 from tfresidual.jobs.training import IMAGES_PER_EPOCH, batches_of, train_locked
 from tfresidual.machine.console import say
 from tfresidual.machine.locks import locked
+from tfresidual.plots.declared import study_figures
 from tfresidual.plots.style import RIGHT, WRONG
+from tfresidual.probes import running
 from tfresidual.probes.logs import blocks_of
-from tfresidual.registry import PROBES, ProbeOptions, has, possible
-from tfresidual.registry.figures import images_text, study_figures, study_sections
+from tfresidual.probes.running import PROBES, ProbeOptions, has, possible
 from tfresidual.report import Section, findings, write
+from tfresidual.report.study import images_text, study_sections
 
 if TYPE_CHECKING:
     import pathlib
 
     from rich.console import Console
 
-    from tfresidual.types import StrPath
+    from tfresidual.definitions.types import StrPath
 
 EXAMPLES = 16
 # Training images that are probed after training: the default size of the test set.
@@ -144,7 +146,7 @@ def _probe(folder, result, data, settings, console):
             for split in study.splits:
                 parts[split], counts[split] = images_of(split, study.images)
             changed = dataclasses.replace(options, **study.changes)
-            measured = registry.run(name, chain, parts, changed, console is not None)
+            measured = running.run(name, chain, parts, changed, console is not None)
             for key, frame in measured.items():
                 key = study.renamed.get(key, key)
                 frames[key] = frame

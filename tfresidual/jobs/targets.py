@@ -6,11 +6,11 @@ import os
 import numpy as np
 
 from tfresidual import datasets
-from tfresidual.arguments import ArgumentError, checked_path
+from tfresidual.definitions.arguments import ArgumentError, checked_path
 from tfresidual.jobs.run_folder import MODEL_FILE, SETTINGS_FILE, settings_of
 from tfresidual.jobs.settings import Settings, describe, with_data_of_file
 from tfresidual.routing.outputs import is_binary
-from tfresidual.saved_model.format import check_whole, is_saved_model, series_of
+from tfresidual.sources.saved_model.format import check_whole, is_saved_model, series_of
 
 
 def network_of(target):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfresidual import datasets, training
-from tfresidual.arguments import checked_path
+from tfresidual.definitions.arguments import checked_path
 from tfresidual.jobs.building import (
     build,
     check_training_fits,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tfresidual.types import Images, StrPath
+    from tfresidual.definitions.types import Images, StrPath
 
 # Images that the callbacks probe after every epoch: enough for stable means, at little cost.
 IMAGES_PER_EPOCH = 512

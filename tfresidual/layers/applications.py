@@ -6,7 +6,7 @@ import contextvars
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine import tracing
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import keras
 
-    from tfresidual.types import Tensor
+    from tfresidual.definitions.types import Tensor
 
 _COUNTS: contextvars.ContextVar[Counts | None] = contextvars.ContextVar("counts", default=None)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.backends import BACKEND
 
 if BACKEND == "tensorflow":
@@ -16,7 +16,7 @@ if BACKEND == "tensorflow":
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tfresidual.types import Tensor
+    from tfresidual.definitions.types import Tensor
 
 # What can be shared. All weights but these two are statistics.
 LEARNED = ("gamma", "beta")

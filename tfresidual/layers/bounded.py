@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfresidual.arguments import ArgumentError, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_number
 from tfresidual.layers.branch_bound import BranchBound, is_normalization
 from tfresidual.layers.divisor import built_part
 from tfresidual.layers.linear import check_not_quantized, dtype_of, kind_of
@@ -14,7 +14,7 @@ from tfresidual.layers.linear import check_not_quantized, dtype_of, kind_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tfresidual.types import Shape, Tensor
+    from tfresidual.definitions.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")

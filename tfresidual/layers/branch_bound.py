@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.layers import slopes as slopes_of_layers
 from tfresidual.layers.batch_normalization import BatchNormalization, slope_of, variance_of
 from tfresidual.layers.divisor import Divisor
@@ -17,8 +17,8 @@ from tfresidual.machine import backends
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tfresidual.definitions.types import Shape, Tensor
     from tfresidual.layers.linear import Linear
-    from tfresidual.types import Shape, Tensor
 
 
 class BranchBound:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     import keras
 
+    from tfresidual.definitions.types import Tensor
     from tfresidual.layers.operators import Operator
-    from tfresidual.types import Tensor
 
 # Iterations of power iteration per training step, and the noise that is added to its vector.
 ITERATIONS = 2

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import ArgumentError, check_int, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_int, check_number
 from tfresidual.layers.batch_normalization import BatchNormalization
 
 if TYPE_CHECKING:
-    from tfresidual.types import DType, MultiplierName, Shape, Tensor
+    from tfresidual.definitions.types import DType, MultiplierName, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import keras
 from keras import ops
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.layers.operators import Convolution, Matrices, TransposedConvolution
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import Shape, Tensor
     from tfresidual.layers.operators import Operator
-    from tfresidual.types import Shape, Tensor
 
 
 class Linear:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from keras import ops
 
 if TYPE_CHECKING:
-    from tfresidual.types import Tensor
+    from tfresidual.definitions.types import Tensor
 
 
 class Axis(NamedTuple):

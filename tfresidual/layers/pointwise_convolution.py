@@ -8,12 +8,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfresidual.arguments import check_int, check_ints
+from tfresidual.definitions.arguments import check_int, check_ints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tfresidual.types import Tensor
+    from tfresidual.definitions.types import Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfresidual.arguments import ArgumentError, check_int
+from tfresidual.definitions.arguments import ArgumentError, check_int
 from tfresidual.layers.applications import Counts, counts_in_use
 from tfresidual.machine.tracing import gives_shapes_alone
 
 if TYPE_CHECKING:
-    from tfresidual.types import Shape, Tensor
+    from tfresidual.definitions.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")

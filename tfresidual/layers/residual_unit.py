@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_int, check_number
+from tfresidual.definitions.arguments import (
+    ArgumentError,
+    check_bool,
+    check_choice,
+    check_int,
+    check_number,
+)
 from tfresidual.layers.batch_normalization import PARTS, BatchNormalization
 from tfresidual.layers.branch_bound import BranchBound
 from tfresidual.layers.divisor import built_part
@@ -20,9 +26,7 @@ from tfresidual.layers.stochastic_depth import StochasticDepth
 from tfresidual.layers.subsampling import Subsampling
 
 if TYPE_CHECKING:
-    from tfresidual.layers.divisor import Divisor
-    from tfresidual.layers.shortcuts import Shortcut
-    from tfresidual.types import (
+    from tfresidual.definitions.types import (
         BatchNorm,
         DataFormat,
         Initializer,
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
         ShortcutName,
         Tensor,
     )
+    from tfresidual.layers.divisor import Divisor
+    from tfresidual.layers.shortcuts import Shortcut
 
 # For each layout: the pattern that is repeated for every convolution of the branch, and the number
 # of operations at the end that come after the addition instead (He et al. 2016, fig. 4).

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 if TYPE_CHECKING:
-    from tfresidual.types import Shape, Tensor
+    from tfresidual.definitions.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import ArgumentError, check_bool, check_int, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int, check_number
 
 if TYPE_CHECKING:
-    from tfresidual.types import DataFormat, DType, Shape, ShortcutName, Tensor
+    from tfresidual.definitions.types import DataFormat, DType, Shape, ShortcutName, Tensor
 
 
 class Shortcut(keras.layers.Layer):

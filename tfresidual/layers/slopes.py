@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tfresidual.types import Shape
+    from tfresidual.definitions.types import Shape
 
 activations = keras.activations
 # The largest slope |f'|, by the mean value theorem, of functions that are applied to each number.

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import ArgumentError, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_number
 from tfresidual.layers.divisor import Divisor, built_part
 from tfresidual.layers.linear import check_linear, check_not_quantized, dtype_of, linear_part
 from tfresidual.machine import backends
 
 if TYPE_CHECKING:
-    from tfresidual.types import Shape, Tensor
+    from tfresidual.definitions.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")

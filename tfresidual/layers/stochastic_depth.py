@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import check_int, check_number
+from tfresidual.definitions.arguments import check_int, check_number
 
 if TYPE_CHECKING:
-    from tfresidual.types import Shape, Tensor
+    from tfresidual.definitions.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")

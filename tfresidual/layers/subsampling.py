@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import ArgumentError, check_int
+from tfresidual.definitions.arguments import ArgumentError, check_int
 
 if TYPE_CHECKING:
-    from tfresidual.types import DataFormat, Shape, Tensor
+    from tfresidual.definitions.types import DataFormat, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")

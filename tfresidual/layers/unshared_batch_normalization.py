@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import ArgumentError, check_int, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_int, check_number
 from tfresidual.layers.applications import note_told, number_of_call, unknown_application
 from tfresidual.layers.batch_normalization import LEARNED, BatchNormalization, check_parts
 from tfresidual.machine.backends import known_int
@@ -18,7 +18,7 @@ from tfresidual.machine.tracing import gives_shapes_alone
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from tfresidual.types import Shape, Tensor
+    from tfresidual.definitions.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")

@@ -14,7 +14,7 @@ import numpy as np
 from tfresidual.machine.memory import TooLargeError, check_fits
 
 if TYPE_CHECKING:
-    from tfresidual.types import StrPath
+    from tfresidual.definitions.types import StrPath
 
 # How many times larger than what is stored of it something may become when it is read, beyond
 # `HARMLESS` bytes in a file. Keras and `np.savez` store numbers as they are, and compressed images

@@ -17,7 +17,7 @@ from tfresidual.machine.files import check_file, damaged
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tfresidual.types import Frame, StrPath
+    from tfresidual.definitions.types import Frame, StrPath
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)

@@ -3,6 +3,7 @@
 import warnings
 from typing import TYPE_CHECKING
 
+from tfresidual.definitions.settings import RENAMED_NETWORKS
 from tfresidual.networks.inverse_problem import (
     DenseBlock,
     InverseProblemNetwork,
@@ -22,7 +23,6 @@ from tfresidual.networks.presets import (
     wide_resnet,
 )
 from tfresidual.networks.residual_network import ResidualNetwork
-from tfresidual.settings import RENAMED_NETWORKS
 
 __all__ = [
     "PRESETS",

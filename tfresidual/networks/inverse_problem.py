@@ -13,13 +13,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_int
+from tfresidual.definitions.arguments import ArgumentError, check_bool, check_choice, check_int
 from tfresidual.machine.first_step import TracedOnce
 
 if TYPE_CHECKING:
     from typing import Literal
 
-    from tfresidual.types import Array, ArrayLike, DType, Initializer, Shape, Tensor
+    from tfresidual.definitions.types import Array, ArrayLike, DType, Initializer, Shape, Tensor
 
 SLOPES = (1.5, 0.75)
 RATES = (0.3, 0.8)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from tfresidual.arguments import ArgumentError, check_bool, check_int, check_ints, is_int
+from tfresidual.definitions.arguments import (
+    ArgumentError,
+    check_bool,
+    check_int,
+    check_ints,
+    is_int,
+)
 from tfresidual.networks.residual_network import ResidualNetwork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, Literal, Unpack
 
-    from tfresidual.layers import LayerScale, Shortcut
-    from tfresidual.types import (
+    from tfresidual.definitions.types import (
         Anchor,
         BatchNorm,
         DataFormat,
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
         ShortcutName,
         Transition,
     )
+    from tfresidual.layers import LayerScale, Shortcut
 
 CIFAR_SHAPE = (32, 32, 3)
 LAYERS_PER_BLOCK = {False: 2, True: 3}

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Literal
 
-    from tfresidual.layers import LayerScale, Shortcut
-    from tfresidual.types import (
+    from tfresidual.definitions.types import (
         Anchor,
         BatchNorm,
         DataFormat,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
         StrPath,
         Transition,
     )
+    from tfresidual.layers import LayerScale, Shortcut
 
 # The fields of the specification that a `keras.Model` does not have under these names.
 ATTRIBUTES = tuple(field for field in FIELDS if field not in ("input_shape", "dtype"))

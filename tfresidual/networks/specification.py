@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from tfresidual.arguments import (
+from tfresidual.definitions.arguments import (
     ArgumentError,
     check_bool,
     check_choice,
@@ -17,18 +17,17 @@ from tfresidual.arguments import (
     check_number,
     is_int,
 )
+from tfresidual.definitions.settings import ANCHORS, TRANSITIONS
 from tfresidual.layers.layer_scale import get_multiplier
 from tfresidual.layers.residual_unit import BATCH_NORMS, BOTTLENECK_REDUCTION, NORMALIZATIONS
 from tfresidual.layers.shortcuts import get_shortcut
 from tfresidual.machine.memory import check_fits
-from tfresidual.settings import ANCHORS, TRANSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Literal
 
-    from tfresidual.layers import LayerScale, Shortcut
-    from tfresidual.types import (
+    from tfresidual.definitions.types import (
         Anchor,
         BatchNorm,
         DataFormat,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
         ShortcutName,
         Transition,
     )
+    from tfresidual.layers import LayerScale, Shortcut
 
 POOLINGS = {
     "average_pooling": keras.layers.AveragePooling2D,

@@ -5,7 +5,7 @@ import re
 
 import keras
 
-from tfresidual.arguments import ArgumentError, check_int
+from tfresidual.definitions.arguments import ArgumentError, check_int
 
 # The names of a block's layers come from `ResidualNetwork`; enclosing models prepend their names.
 BLOCK = re.compile(

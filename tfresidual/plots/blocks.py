@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from tfresidual.arguments import check_number
-from tfresidual.declarations import Line, Panel
+from tfresidual.definitions.arguments import check_number
+from tfresidual.definitions.declarations import Line, Panel
 from tfresidual.plots import frames
 from tfresidual.plots.engine import DRAWINGS, draw, draw_table, read
 
 if TYPE_CHECKING:
-    from tfresidual.types import Figure, Frame
+    from tfresidual.definitions.types import Figure, Frame
 
 
 def cosine_loss(frame: Frame) -> Figure:

@@ -1,4 +1,4 @@
-"""Draws tables as a `tfresidual.declarations.Drawing` says."""
+"""Draws tables as a `tfresidual.definitions.declarations.Drawing` says."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap, Normalize
 from matplotlib.patches import Patch
 
-from tfresidual.declarations import PROBES
+from tfresidual.definitions.declarations import PROBES
 from tfresidual.plots import frames, style
 from tfresidual.plots.places import GAP, Places, keys_of, stage_name
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual.arguments import ArgumentError, check_bool
+from tfresidual.definitions.arguments import ArgumentError, check_bool
 from tfresidual.plots import frames, style
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tfresidual.types import ArrayLike, Figure
+    from tfresidual.definitions.types import ArrayLike, Figure
 
 COLUMNS = 8
 

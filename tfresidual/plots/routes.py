@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import ArgumentError, check_choice, check_number, is_number
+from tfresidual.definitions.arguments import ArgumentError, check_choice, check_number, is_number
 from tfresidual.plots import frames, style
 from tfresidual.plots.engine import DRAWINGS, draw, draw_table, read
 
 if TYPE_CHECKING:
     from typing import Literal
 
-    from tfresidual.types import Figure, Frame
+    from tfresidual.definitions.types import Figure, Frame
 
 # By panel: the label below it, the key of its frame, and the place of the key 0.
 _ROUTES = {

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import ArgumentError
-from tfresidual.declarations import Drawing, Line, Panel
+from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.declarations import Drawing, Line, Panel
 from tfresidual.plots import frames, style
 from tfresidual.plots.engine import draw_table
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Literal
 
-    from tfresidual.types import Figure, Frame
+    from tfresidual.definitions.types import Figure, Frame
 
 _VARIATION = "variation"
 _NOTHING_VARIED = "standard"

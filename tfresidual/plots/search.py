@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual.arguments import ArgumentError, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_number
+from tfresidual.definitions.settings import EPSILON
 from tfresidual.plots import frames, style
-from tfresidual.settings import EPSILON
 
 if TYPE_CHECKING:
-    from tfresidual.types import Figure, Frame
+    from tfresidual.definitions.types import Figure, Frame
 
 _VALUES = ("measured_blocks", "scaled_distance", "mean_scaled_perturbation")
 _COLUMNS = ("trial", "status", "stage", "blocks", *_VALUES, "meets_rule")

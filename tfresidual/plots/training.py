@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import ArgumentError
-from tfresidual.declarations import ZERO, Drawing, Line, Panel
+from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.declarations import ZERO, Drawing, Line, Panel
 from tfresidual.plots import frames, style
 from tfresidual.plots.engine import draw_table, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tfresidual.types import Figure, Frame
+    from tfresidual.definitions.types import Figure, Frame
 
 # A decrease of the rate by a third or more counts as a drop; a smooth schedule has none.
 _DROP = 2 / 3

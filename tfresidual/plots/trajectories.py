@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.plots import frames, style
 
 if TYPE_CHECKING:
-    from tfresidual.types import ArrayLike, Figure, Frame
+    from tfresidual.definitions.types import ArrayLike, Figure, Frame
 
 _ROWS = ("early read-out", "one block dropped", "extra applications")
 _COLUMNS = ("route", "input", "x1", "x2", "step", "z1", "z2")

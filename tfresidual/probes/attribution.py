@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError
-from tfresidual.declarations import ZERO, Column, Drawing, Figure, Line, Panel, Probe
+from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.declarations import ZERO, Column, Drawing, Figure, Line, Panel, Probe
 from tfresidual.probes.measure import joined_splits
 from tfresidual.probes.predictions import (
     COUNTED,
@@ -35,8 +35,8 @@ from tfresidual.sources.normalizations import Setting, check_found, frozen_norma
 if TYPE_CHECKING:
     from typing import Literal
 
+    from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Data, Frame
 
 TARGETS = (LABEL, MARGIN)
 # The parts of a logit.
@@ -134,7 +134,7 @@ def attribution(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         target: which logit: `"label"`, `"margin"` (the lowest logit of a label minus the highest of
             another class), the index of a class, or a pair for the first minus the second, such as
             `("label", 7)`.

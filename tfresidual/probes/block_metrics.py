@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.declarations import (
+from tfresidual.definitions.declarations import (
     LINES,
     ZERO,
     Column,
@@ -27,8 +27,8 @@ from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.routing.block_values import BLOCK_METRICS, STATE_METRICS, block_values
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Data, Frame
 
 # Metrics whose sign matters: their means are returned with standard errors.
 SIGNED = ("cosine_loss", "readout_cosine_loss")
@@ -352,7 +352,7 @@ def block_metrics(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         per_image: whether to return the values of every image instead of their means.
         per_position: whether every position is measured by itself, with norms over the features of
             its state. The states must be `(images, positions, features)`.

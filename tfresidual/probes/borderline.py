@@ -8,8 +8,14 @@ import numpy as np
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_int, check_number
-from tfresidual.declarations import (
+from tfresidual.definitions.arguments import (
+    ArgumentError,
+    check_bool,
+    check_choice,
+    check_int,
+    check_number,
+)
+from tfresidual.definitions.declarations import (
     UNROLLED,
     UNROLLED_SCALE,
     Column,
@@ -35,8 +41,8 @@ from tfresidual.routing.routes import (
 )
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import BorderlineGroups, ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import BorderlineGroups, ChainSource, Data, Frame
 
 GROUPS = ("borderline", "correct", "all")
 # What determines the groups: the state at the start of a curve, or the one before each block.
@@ -150,7 +156,7 @@ def borderline(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         blocks: int, the number of last blocks to read out; in a shorter stage, all of its blocks.
         times: int, the largest number of extra applications of the last block, 0 for none.
         scale: float, the factor of the branch in the extra applications.

@@ -5,7 +5,7 @@ A column that is not named here holds numbers, NaN where there is nothing to mea
 
 from __future__ import annotations
 
-from tfresidual.declarations import PROBES
+from tfresidual.definitions.declarations import PROBES
 from tfresidual.machine.tables import NUMBER, TEXT, Kind, between, whole
 from tfresidual.probes.convergence_indices import MEAN
 from tfresidual.probes.perturbation import ALL_STAGES

@@ -9,8 +9,18 @@ import numpy as np
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.arguments import ArgumentError, check_bool, check_choice, is_number
-from tfresidual.declarations import Column, Drawing, Figure, Level, Line, Panel, Probe, Study
+from tfresidual.definitions.arguments import ArgumentError, check_bool, check_choice, is_number
+from tfresidual.definitions.declarations import (
+    Column,
+    Drawing,
+    Figure,
+    Level,
+    Line,
+    Panel,
+    Probe,
+    Study,
+)
+from tfresidual.definitions.settings import CHANCES
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
@@ -19,13 +29,12 @@ from tfresidual.probes.readout import rows_of as readout_rows
 from tfresidual.probes.repeat_last_block import rows_of as repeat_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import check_times
-from tfresidual.settings import CHANCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tfresidual.definitions.types import AtChance, ChainSource, Chance, Data, Frame, Reading
     from tfresidual.routing import Chain
-    from tfresidual.types import AtChance, ChainSource, Chance, Data, Frame, Reading
 
 MEAN = "mean"
 BASES = ("labels", "agreement")
@@ -221,7 +230,7 @@ def convergence_indices(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         times: int, the largest number of extra applications of the last block; 16 in the paper.
         chance: the error of guessing. `"uniform"`: all classes are equally likely, 1 - 1 / classes;
             with n labels per image, all sets of n labels are. `"largest class"`: always guess the

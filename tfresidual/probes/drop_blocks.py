@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool, check_choice, check_int
-from tfresidual.declarations import LINES, Figure, Level, Probe, over_blocks
+from tfresidual.definitions.arguments import check_bool, check_choice, check_int
+from tfresidual.definitions.declarations import LINES, Figure, Level, Probe, over_blocks
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.fills import FILLS, ZERO, filled, route_with_fill
 from tfresidual.probes.measure import joined_splits, weighted_mean
@@ -17,8 +17,8 @@ from tfresidual.routing.routes import drop
 if TYPE_CHECKING:
     from typing import Literal
 
+    from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Data, Frame
 
 
 DECLARATION = Probe(
@@ -87,7 +87,7 @@ def drop_blocks(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         fill: what takes the place of F = block(h) - h: `"zero"`, the `"mean"` over the images, or F
             for another image of the batch (`"resample"`), see docs/concepts/probes.md.
         keep_norm: whether it is the branch that is replaced, so that what follows the addition in a

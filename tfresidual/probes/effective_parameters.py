@@ -12,12 +12,12 @@ import pandas as pd
 from keras import ops
 
 from tfresidual import sources
-from tfresidual.arguments import ArgumentError, check_int
-from tfresidual.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
+from tfresidual.definitions.arguments import ArgumentError, check_int
+from tfresidual.definitions.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import ChainSource, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Frame
 
 
 DECLARATION = Probe(

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool
+from tfresidual.definitions.arguments import check_bool
 from tfresidual.probes.measure import joined_splits, repeated, weighted_mean
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import splits_of
@@ -18,8 +18,8 @@ from tfresidual.routing.routes import checked_routes, unperturbed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain, Route
-    from tfresidual.types import ChainSource, Data, Frame
 
 METRICS = ("error", "cross_entropy", "entropy", "agreement", "distance")
 
@@ -62,7 +62,7 @@ def evaluate_routes(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         routes: `tfresidual.routing.Route`s, made by the functions of `tfresidual.routes`.
         per_image: whether to return the values of every image instead of their means.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.

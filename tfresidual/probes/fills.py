@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.probes.patching import are_sources, with_others
 from tfresidual.routing.batches import batches_of, no_images, rebatched
 from tfresidual.routing.chain import BLOCK_FUNCTIONS

@@ -11,9 +11,18 @@ import pandas as pd
 import tensorflow as tf
 from keras import ops
 
-from tfresidual.declarations import ZERO, Column, Drawing, Figure, Line, Panel, Probe, Study
+from tfresidual.definitions.declarations import (
+    ZERO,
+    Column,
+    Drawing,
+    Figure,
+    Line,
+    Panel,
+    Probe,
+    Study,
+)
+from tfresidual.definitions.metrics import change_of, norm, ratio
 from tfresidual.machine.console import progress_bar
-from tfresidual.metrics import change_of, norm, ratio
 from tfresidual.probes.drop_blocks import rows_of
 from tfresidual.probes.measure import block_places, joined_splits, repeated, weighted_mean
 from tfresidual.probes.predictions import label_check, scored_chain
@@ -30,8 +39,8 @@ from tfresidual.routing.positions import (
 from tfresidual.routing.routes import unperturbed
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import Array, ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import Array, ChainSource, Data, Frame
 
 TERMS = ("first_order", "first_order_after")
 VALUES = (*TERMS, "loss_change", "l2_ratio")
@@ -146,7 +155,7 @@ def first_order(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         per_image: whether to return the values of every image instead of their means.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.

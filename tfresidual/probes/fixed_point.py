@@ -10,8 +10,8 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual import sources
-from tfresidual.arguments import ArgumentError
-from tfresidual.declarations import (
+from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.declarations import (
     UNROLLED,
     Column,
     Drawing,
@@ -22,7 +22,7 @@ from tfresidual.declarations import (
     Probe,
     Study,
 )
-from tfresidual.metrics import change_of, norm
+from tfresidual.definitions.metrics import change_of, norm
 from tfresidual.probes.measure import counted_weights, joined_splits, weighted_mean
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.positions import (
@@ -35,8 +35,8 @@ from tfresidual.routing.positions import (
 from tfresidual.routing.routes import check_times
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Data, Frame
 
 METRICS = ("change", "contraction", "largest_contraction", "distance")
 # The distance from 1 to the next larger number.
@@ -134,7 +134,7 @@ def fixed_point(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         times: int, the number of extra applications, 1 or more.
         progress: whether to show a progress bar.
 

@@ -16,9 +16,9 @@ import tensorflow as tf
 from keras import backend, ops
 
 from tfresidual import sources
-from tfresidual.arguments import ArgumentError, check_int, check_number
-from tfresidual.declarations import Column, Drawing, Figure, Line, Panel, Probe
-from tfresidual.metrics import change_of, norm
+from tfresidual.definitions.arguments import ArgumentError, check_int, check_number
+from tfresidual.definitions.declarations import Column, Drawing, Figure, Line, Panel, Probe
+from tfresidual.definitions.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
 from tfresidual.probes.measure import by_split, joined_splits, measure
 from tfresidual.probes.perturbation import ALL_STAGES
@@ -33,8 +33,8 @@ from tfresidual.routing.positions import (
 )
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import Array, ArrayLike, ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import Array, ArrayLike, ChainSource, Data, Frame
 
 # A pass keeps the values computed in every block after the place where the metric is measured.
 IMAGES_AT_ONCE = 32
@@ -170,7 +170,7 @@ def metric_eigenvalues(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`. Labels are not used.
+        data: images and labels, see `tfresidual.definitions.types.Data`. Labels are not used.
         stage: int, counted from 1.
         block: int, counted from 0.
         count: int, the number of eigenvalues, up to the number of features of the state.
@@ -231,7 +231,7 @@ def line_element(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`. Labels are not used.
+        data: images and labels, see `tfresidual.definitions.types.Data`. Labels are not used.
         per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
 
@@ -257,7 +257,7 @@ def path_lengths(chain: Chain | ChainSource, data: Data, *, progress: bool = Fal
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`. Labels are not used.
+        data: images and labels, see `tfresidual.definitions.types.Data`. Labels are not used.
         progress: whether to show a progress bar.
 
     Returns:

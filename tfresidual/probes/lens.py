@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual.arguments import check_choice
-from tfresidual.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
+from tfresidual.definitions.arguments import check_choice
+from tfresidual.definitions.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
 from tfresidual.probes.measure import joined_splits
 from tfresidual.probes.predictions import (
     COUNTED,
@@ -34,8 +34,8 @@ from tfresidual.sources.normalizations import (
 if TYPE_CHECKING:
     from typing import Literal
 
+    from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Data, Frame
 
 # Whose statistics the normalizations of the head use.
 OWN, FINAL = "own", "final"
@@ -141,7 +141,7 @@ def lens(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         normalize: whose statistics the normalizations in the head use: `"own"`, those of each
             state, or `"final"`, those of the last state, which needs a chain of a Keras model with
             layer or RMS normalization in the head.

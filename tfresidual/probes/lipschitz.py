@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool
-from tfresidual.declarations import Column, Drawing, Figure, Level, Line, Panel, Probe, Study
+from tfresidual.definitions.arguments import check_bool
+from tfresidual.definitions.declarations import (
+    Column,
+    Drawing,
+    Figure,
+    Level,
+    Line,
+    Panel,
+    Probe,
+    Study,
+)
 from tfresidual.machine.console import progress_bar
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import ChainSource, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Frame
 
 METRICS = ("estimate", "residual", "certified", "divisor")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.tables import NUMBER, Kind, read_table, whole
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     import keras
 
-    from tfresidual.declarations import Probe
+    from tfresidual.definitions.declarations import Probe
+    from tfresidual.definitions.types import Frame, StrPath
     from tfresidual.routing import Chain
-    from tfresidual.types import Frame, StrPath
 
 KEY = re.compile(
     r"(?:(?P<split>[^/]+)/)?stage(?P<stage>\d+)/(?:block(?P<block>\d+)/)?(?P<name>\w+)"

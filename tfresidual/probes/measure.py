@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import ArgumentError, check_bool
+from tfresidual.definitions.arguments import ArgumentError, check_bool
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.labels import check_prepared
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
+    from tfresidual.definitions.types import Array, ArrayLike, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import Array, ArrayLike, Data, Frame
 
 
 def measure(
@@ -47,7 +47,7 @@ def measure(
         name: str, the probe's name.
         function: `function(images, labels)` returns a dict of tensors `(images, blocks)`, and
             with them masks of the same shape that say what counts, if not everything does.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         per_image: whether every image has rows of its own.
         progress: whether to show a progress bar.
         with_labels: whether the function reads the labels, which must then be valid.

@@ -11,8 +11,17 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError, check_choice, check_ints, is_int
-from tfresidual.declarations import ZERO, Column, Drawing, Figure, Level, Line, Panel, Probe
+from tfresidual.definitions.arguments import ArgumentError, check_choice, check_ints, is_int
+from tfresidual.definitions.declarations import (
+    ZERO,
+    Column,
+    Drawing,
+    Figure,
+    Level,
+    Line,
+    Panel,
+    Probe,
+)
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.measure import block_places, joined_splits, repeated, weighted_mean
 from tfresidual.probes.predictions import (
@@ -56,8 +65,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
+    from tfresidual.definitions.types import Array, ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import Array, ChainSource, Data, Frame
 
 TARGETS = (LABEL, MARGIN, SOURCE_LABEL)
 EACH = "each"
@@ -160,7 +169,7 @@ def patching(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         source: the same, with as many images of the same shapes in the order of the data. By
             default, the source of an image is the next one of its batch that has other labels.
         what: `"state"`, or `"addition"` for what a block adds.

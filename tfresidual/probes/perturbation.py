@@ -13,8 +13,8 @@ from tfresidual.probes.measure import by_split, measure
 from tfresidual.routing.block_values import PERTURBATION_METRICS, perturbation_values
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Data, Frame
 
 ALL_STAGES = "all"
 
@@ -36,7 +36,7 @@ def perturbation(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         per_image: whether to return the values of every image instead of their means.
         per_position: whether every position is measured by itself, see `block_metrics`.
         progress: whether to show a progress bar.
@@ -81,7 +81,7 @@ def computational_distance(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         per_position: whether the perturbations are those of single positions, see `perturbation`.
         progress: whether to show a progress bar.
 

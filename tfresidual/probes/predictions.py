@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import backend
 
 from tfresidual import sources
-from tfresidual.arguments import ArgumentError, check_bool, is_int
+from tfresidual.definitions.arguments import ArgumentError, check_bool, is_int
 from tfresidual.probes.measure import check_blocks, repeated, weighted_mean
 from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.labels import check_prepared

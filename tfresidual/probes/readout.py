@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual import sources
-from tfresidual.declarations import LINES, Column, Figure, Probe, over_blocks
+from tfresidual.definitions.declarations import LINES, Column, Figure, Probe, over_blocks
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.routing import routes
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Data, Frame
 
 
 DECLARATION = Probe(
@@ -99,7 +99,7 @@ def readout(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
 

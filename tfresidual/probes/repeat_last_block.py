@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual import sources
-from tfresidual.arguments import ArgumentError, check_bool, check_int
-from tfresidual.declarations import (
+from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int
+from tfresidual.definitions.declarations import (
     UNROLLED,
     UNROLLED_SCALE,
     ZERO,
@@ -22,7 +22,7 @@ from tfresidual.declarations import (
     Probe,
     Study,
 )
-from tfresidual.metrics import change_of, cosine, norm, ratio
+from tfresidual.definitions.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.block_metrics import block_metrics
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.measure import counted_weights, standard_error, weighted_mean
@@ -41,8 +41,8 @@ from tfresidual.routing.positions import (
 from tfresidual.routing.routes import check_scale, check_times, unperturbed
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Data, Frame
 
 # A backward pass keeps the values computed in every block after the repeated one.
 IMAGES_AT_ONCE = 64
@@ -157,7 +157,7 @@ def repeat_last_block(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         times: int, the largest number of extra applications, 1 or more.
         scale: float, the factor of the branch in the extra applications.
         blocks: int, how many blocks at the end of a stage are repeated, one after the other: 2 for

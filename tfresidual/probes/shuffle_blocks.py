@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfresidual import sources
-from tfresidual.arguments import ArgumentError, check_int, check_ints
-from tfresidual.declarations import Drawing, Figure, Level, Line, Panel, Probe, Study
+from tfresidual.definitions.arguments import ArgumentError, check_int, check_ints
+from tfresidual.definitions.declarations import Drawing, Figure, Level, Line, Panel, Probe, Study
 from tfresidual.probes.drop_blocks import frame_of_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import movable_runs, shuffle
@@ -17,8 +17,8 @@ from tfresidual.routing.routes import movable_runs, shuffle
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Data, Frame
 
 
 DECLARATION = Probe(
@@ -82,7 +82,7 @@ def shuffle_blocks(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         swaps: ints, each a number of random pairs of blocks that change places one after another.
         draws: int, the number of random orders drawn for each of these.
         seed: int, 0 or more; the same seed gives the same orders.

@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras import backend, ops
 
 from tfresidual import sources
-from tfresidual.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
-from tfresidual.metrics import change_of, cosine, norm, ratio
+from tfresidual.definitions.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
+from tfresidual.definitions.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.measure import measure
 from tfresidual.routing.gradients import (
     carried_gradients,
@@ -29,8 +29,8 @@ from tfresidual.routing.positions import (
 )
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Data, Frame
 
 # Those that do not depend on the loss.
 STATE_METRICS = ("state_norm", "state_l1", "sum_deviation")
@@ -154,7 +154,7 @@ def signal_propagation(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: images and labels, see `tfresidual.types.Data`.
+        data: images and labels, see `tfresidual.definitions.types.Data`.
         per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
 

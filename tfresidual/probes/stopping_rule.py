@@ -7,8 +7,8 @@ from typing import overload
 
 import numpy as np
 
-from tfresidual.arguments import ArgumentError, is_number
-from tfresidual.settings import EPSILON
+from tfresidual.definitions.arguments import ArgumentError, is_number
+from tfresidual.definitions.settings import EPSILON
 
 # Iterables that do not contain distances.
 NOT_DISTANCES = (str, bytes, bytearray, Mapping)

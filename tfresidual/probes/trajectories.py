@@ -9,7 +9,7 @@ import pandas as pd
 from keras import ops
 
 from tfresidual import sources
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.networks import InverseProblemNetwork
 from tfresidual.routing import Block, Chain, Stage
 from tfresidual.routing.routes import checked_routes, follow, unperturbed
@@ -17,8 +17,8 @@ from tfresidual.routing.routes import checked_routes, follow, unperturbed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tfresidual.definitions.types import Array, ArrayLike, ChainSource, Frame
     from tfresidual.routing import Route
-    from tfresidual.types import Array, ArrayLike, ChainSource, Frame
 
 _COLUMNS = ["route", "input", "x1", "x2", "stage", "step", "z1", "z2"]
 

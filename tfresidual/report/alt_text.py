@@ -12,7 +12,7 @@ from tfresidual.report.findings import of_test
 from tfresidual.report.tables import number_text
 
 if TYPE_CHECKING:
-    from tfresidual.types import Figure, Frame
+    from tfresidual.definitions.types import Figure, Frame
 
 # Columns that say what a row of a frame is about, from the whole to the part.
 PLACES = ("trial", "basis", "along", "group", "stage", "block", "repetition", "swaps", "role")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.console import printable
 from tfresidual.machine.files import replacing
 from tfresidual.report import tables
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from tfresidual.types import StrPath
+    from tfresidual.definitions.types import StrPath
 
 # A vector image above this size (many lines over many epochs) is embedded as pixels instead.
 _MOST_SVG_BYTES = 400_000

@@ -9,7 +9,7 @@ from tfresidual.report.alt_text import numbers_text
 from tfresidual.report.section import Section
 
 if TYPE_CHECKING:
-    from tfresidual.types import Frame
+    from tfresidual.definitions.types import Frame
 
 # The most important columns; the CSV file contains all of them.
 COLUMNS = (

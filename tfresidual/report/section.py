@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.images import dtype_taken, is_shape, key_of, known_kernels, sliced, spec_of
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs, with_logits
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.images import dtype_taken, is_alike, is_shape, map_up_to
 
 _DESCRIBED = ("is_checked", "outputs", "names", "losses", "output")

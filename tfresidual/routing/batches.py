@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError, check_bool
+from tfresidual.definitions.arguments import ArgumentError, check_bool
 from tfresidual.machine.console import progress_bar
 from tfresidual.machine.passes import is_from_python, without_tuning
 from tfresidual.routing.agreement import check_run
@@ -37,9 +37,9 @@ def batches_of(data, chain=None, with_labels=True, with_all=False):
     """Returns the data as batches.
 
     Args:
-        data: see `tfresidual.types.Images`, or a generator of batches; with sample weights after
-            the labels or not, in all structures that `fit` takes. Where labels are not read, images
-            alone will do.
+        data: see `tfresidual.definitions.types.Images`, or a generator of batches; with sample
+            weights after the labels or not, in all structures that `fit` takes. Where labels are
+            not read, images alone will do.
         chain: the `tfresidual.routing.Chain` that the images are for, or `None`.
         with_labels: whether the labels are read; if not, they are returned as they are.
         with_all: whether images of weight 0 are yielded, too.

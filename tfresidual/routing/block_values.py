@@ -3,7 +3,12 @@
 import tensorflow as tf
 from keras import ops
 
-from tfresidual.metrics import change_of, norms_and_cosines, plain_norms_and_cosines, ratio
+from tfresidual.definitions.metrics import (
+    change_of,
+    norms_and_cosines,
+    plain_norms_and_cosines,
+    ratio,
+)
 from tfresidual.routing.batches import IN_RANGE
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.gradients import walk_with_gradients

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.agreement import sample_images
 
 if TYPE_CHECKING:
     import keras
 
+    from tfresidual.definitions.types import OutputKind, Tensor
     from tfresidual.routing.arrangement import Arrangement
-    from tfresidual.types import OutputKind, Tensor
 
 # The kinds of outputs that a head can return, see `Chain`.
 OUTPUT_KINDS = ("probabilities", "logits", "label_probabilities", "label_logits", "values")

@@ -12,9 +12,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError, check_bool, is_number
+from tfresidual.definitions.arguments import ArgumentError, check_bool, is_number
+from tfresidual.definitions.metrics import change_of, norm, plain_norms_and_cosines
+from tfresidual.definitions.settings import MEMORY_LIMIT
 from tfresidual.machine.console import progress_bar
-from tfresidual.metrics import change_of, norm, plain_norms_and_cosines
 from tfresidual.routing.agreement import COMPARED, check_agreement, check_losses
 from tfresidual.routing.batches import batches_of, no_images, rebatched
 from tfresidual.routing.chain import checked_chain
@@ -34,14 +35,13 @@ from tfresidual.routing.positions import (
 )
 from tfresidual.routing.routes import checked_routes
 from tfresidual.routing.scores import label_sets, prediction_scores
-from tfresidual.settings import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tfresidual.definitions.types import Images, OutputKind
     from tfresidual.routing.chain import Chain
     from tfresidual.routing.routes import Route
-    from tfresidual.types import Images, OutputKind
 
 # Running more images at once makes a block no faster per image.
 MOST_IMAGES = 256
@@ -124,7 +124,8 @@ def evaluate(
 
     Args:
         chain: a `tfresidual.routing.Chain`.
-        data: images and labels, see `tfresidual.types.Images`; their batch size does not matter.
+        data: images and labels, see `tfresidual.definitions.types.Images`; their batch size does
+            not matter.
         routes: `Route`s through it.
         memory_limit: MiB that the call may use for states and the tensors inside the current block,
             in addition to data, results and compiled functions. A lower limit runs fewer images at

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.positions import counted_images
 
 if TYPE_CHECKING:

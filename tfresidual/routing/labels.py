@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.images import check_images, key_of, spec_of
 from tfresidual.routing.losses import takes_signs
 from tfresidual.routing.outputs import check_labels

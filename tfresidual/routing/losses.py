@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.first_step import changed_method
 from tfresidual.routing.agreement import ALONE
 from tfresidual.routing.outputs import logits_of, operation_of

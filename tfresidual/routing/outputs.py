@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 
 # The names of what a head returns.
 OUTPUTS, LOGITS = "outputs", "logits"

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.images import key_of, known_kernels, sliced
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tfresidual.arguments import ArgumentError, check_int, is_int, is_number
+from tfresidual.definitions.arguments import ArgumentError, check_int, is_int, is_number
+from tfresidual.definitions.settings import MOST_TIMES
 from tfresidual.routing.chain import Stage, checked_chain, multiplied, plural
-from tfresidual.settings import MOST_TIMES
 
 if TYPE_CHECKING:
     from tfresidual.routing.chain import Chain

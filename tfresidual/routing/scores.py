@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from tfresidual.metrics import exact_match, label_margin
+from tfresidual.definitions.metrics import exact_match, label_margin
 from tfresidual.routing.outputs import is_binary
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import keras
 from keras import layers
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.layers import ResidualUnit
 from tfresidual.layers.shortcuts import SHORTCUTS
 from tfresidual.sources.graph import Entry, path_to

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from tfresidual.arguments import ArgumentError, formerly
+from tfresidual.definitions.arguments import ArgumentError, formerly
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing.chain import Block, Chain, Stage, checked_chain
 from tfresidual.routing.losses import loss_of, note_of_loss
-from tfresidual.saved_model.reader import saved_model_chain
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.functional import preparation, unit_parts
 from tfresidual.sources.graph import has_graph, reference_of
@@ -23,13 +22,14 @@ from tfresidual.sources.keras_models import chain_of_model
 from tfresidual.sources.one_output import arrangement_of
 from tfresidual.sources.origin import Origin
 from tfresidual.sources.outputs import kind_of, outputs_of
+from tfresidual.sources.saved_model.reader import saved_model_chain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Literal
 
+    from tfresidual.definitions.types import ChainSource
     from tfresidual.sources.operations import Layers
-    from tfresidual.types import ChainSource
 
 
 @formerly(open="opened")
@@ -64,10 +64,15 @@ def chain(
     >>> state = keras.layers.Dense(8, name="whole")(state)
     >>> model = keras.Model({"ids": ids, "valid": valid}, keras.layers.Dense(3)(state))
 
-    >>> found = chain(model, padding="valid") >>> print(found.blocks[0].name, found.notes) add
-    ("padding: input 'valid', where it is 0",) >>> print(chain(model,
-    blocks="whole").blocks[0].name) whole >>> found = chain(model, opened=False, inputs={"ids":
-    np.ones((1, 5)), "valid": np.ones((1, 5))}) >>> found.input_shape {'ids': (5,), 'valid': (5,)}
+    >>> found = chain(model, padding="valid")
+    >>> print(found.blocks[0].name, found.notes)
+    add ("padding: input 'valid', where it is 0",)
+    >>> print(chain(model, blocks="whole").blocks[0].name)
+    whole
+    >>> inputs = {"ids": np.ones((1, 5)), "valid": np.ones((1, 5))}
+    >>> found = chain(model, opened=False, inputs=inputs)
+    >>> found.input_shape
+    {'ids': (5,), 'valid': (5,)}
 
     Args:
         source: a `tfresidual.networks.ResidualNetwork`; any other `keras.Model` with residual

@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool, checked_path
+from tfresidual.definitions.arguments import check_bool, checked_path
 from tfresidual.machine.files import remove_unfinished
 from tfresidual.machine.locks import locked, remove_abandoned
-from tfresidual.saved_model.format import check_can_open
-from tfresidual.saved_model.writer import check_target, write
+from tfresidual.sources.saved_model.format import check_can_open
+from tfresidual.sources.saved_model.writer import check_target, write
 
 if TYPE_CHECKING:
+    from tfresidual.definitions.types import ChainSource, StrPath
     from tfresidual.routing.chain import Chain
-    from tfresidual.types import ChainSource, StrPath
 
 
 def export(

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.agreement import sample_images
 from tfresidual.routing.chain import VALID_POSITIONS, Block, Chain, Stage
 from tfresidual.routing.losses import loss_of, note_of_loss

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.layers import Repeated, UnsharedBatchNormalization
 from tfresidual.layers.applications import Counts
 from tfresidual.routing.agreement import SIZES

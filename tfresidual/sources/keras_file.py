@@ -8,11 +8,11 @@ import zipfile
 
 import keras
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.archives import RefusedFileError, check_model_file
 from tfresidual.machine.files import check_file
 from tfresidual.routing.losses import single
-from tfresidual.saved_model.format import UNREADABLE
+from tfresidual.sources.saved_model.format import UNREADABLE
 
 # The errors that Keras raises for files that it cannot read.
 DAMAGED = (*UNREADABLE, RuntimeError, zipfile.BadZipFile)

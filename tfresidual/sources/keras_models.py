@@ -7,7 +7,7 @@ import dataclasses
 import keras
 import numpy as np
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.agreement import allowed_difference, difference, sample_images
 from tfresidual.routing.losses import note_of_loss
 from tfresidual.routing.outputs import named_outputs

@@ -6,7 +6,7 @@ import collections
 
 import keras
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.sources.blocks import is_addition, is_residual_sum, is_unit, trunk_of
 from tfresidual.sources.operations import package_of, unwrapped
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.arrangement import Arrangement
 from tfresidual.routing.images import path_name
 from tfresidual.routing.losses import loss_of, weights_of_losses

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import keras
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 
 # A class of layers, the name of a layer, a function of a layer, or several of these.
 Layers: TypeAlias = (

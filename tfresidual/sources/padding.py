@@ -9,7 +9,7 @@ import re
 
 import keras
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.images import path_name
 from tfresidual.sources.axes import axes_of_positions, keep_positions
 from tfresidual.sources.graph import path_to

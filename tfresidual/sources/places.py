@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.networks import ResidualNetwork
 from tfresidual.sources.graph import Entry, has_graph, path_to
 from tfresidual.sources.keras_models import division_of

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.layers import Repeated
 from tfresidual.layers.applications import counts_in_use
 from tfresidual.routing.agreement import drawn

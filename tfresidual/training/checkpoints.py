@@ -8,7 +8,7 @@ import zipfile
 import keras
 import pandas as pd
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine import backends
 from tfresidual.machine.archives import RefusedFileError, check_model_file
 from tfresidual.machine.files import check_file, damaged, remove_unfinished, replacing

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.networks.weight_groups import WeightGroup, plain_name
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfresidual.metrics import exact_match
+from tfresidual.definitions.metrics import exact_match
 
 if TYPE_CHECKING:
-    from tfresidual.types import DType
+    from tfresidual.definitions.types import DType
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")

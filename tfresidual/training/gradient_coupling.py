@@ -9,16 +9,16 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfresidual.arguments import ArgumentError, check_choice, check_int, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_choice, check_int, check_number
+from tfresidual.definitions.settings import KERNELS
 from tfresidual.networks.weight_groups import blocks_of, groups_of
-from tfresidual.settings import KERNELS
 from tfresidual.training.coupled_groups import Groups, config_of, groups_given
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tfresidual.definitions.types import Array, CouplingKernel, Tensor
     from tfresidual.routing.chain import Chain
-    from tfresidual.types import Array, CouplingKernel, Tensor
 
 
 def coupling_kernel(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from tfresidual.arguments import check_choice, check_int, check_number
 from tfresidual.datasets import declarations
+from tfresidual.definitions.arguments import check_choice, check_int, check_number
 
 if TYPE_CHECKING:
     from typing import Literal
 
-    from tfresidual.types import RecipeName
+    from tfresidual.definitions.types import RecipeName
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import keras
 import pandas as pd
 
-from tfresidual.arguments import ArgumentError, check_bool, check_int, checked_path
 from tfresidual.datasets.arrays import ArrayDataset
 from tfresidual.datasets.epochs import counts_epochs, set_epoch
+from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int, checked_path
 from tfresidual.machine.backends import set_random_state
 from tfresidual.machine.first_step import traced_once
 from tfresidual.machine.locks import locked
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tfresidual.types import Images, RecipeName, StrPath
+    from tfresidual.definitions.types import Images, RecipeName, StrPath
 
 # Images per step, for arrays; as in `tfresidual.datasets.load`.
 BATCH_SIZE = 64
@@ -115,8 +115,8 @@ def train(
 
     Args:
         network: a compiled `keras.Model`.
-        data: images and labels, finite, see `tfresidual.types.Images`. A pair of arrays is shuffled
-            anew in each epoch.
+        data: images and labels, finite, see `tfresidual.definitions.types.Images`. A pair of arrays
+            is shuffled anew in each epoch.
         validation: the same with other images, used to choose the best epoch.
         folder: where to write the log, the state of the training, and the best network.
         epochs: number of epochs.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     import keras
 
+    from tfresidual.definitions.types import Array, Frame, Images
     from tfresidual.routing.chain import Chain
-    from tfresidual.types import Array, Frame, Images
 
 MEAN = "mean_scaled_perturbation"
 # What a stage measures as built, and the standard error of its change by training.
@@ -43,7 +43,7 @@ def distances_as_built(network: keras.Model, data: Images, chain: Chain | None =
 
     Args:
         network: a built `keras.Model`, usually one that is not trained.
-        data: images, see `tfresidual.types.Images`.
+        data: images, see `tfresidual.definitions.types.Images`.
         chain: its `tfresidual.routing.Chain`; by default `tfresidual.chain(network)`.
 
     Returns:

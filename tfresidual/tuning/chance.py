@@ -12,7 +12,7 @@ import numpy as np
 from tfresidual.tuning.as_built import STANDARD_ERRORS
 
 if TYPE_CHECKING:
-    from tfresidual.types import Array
+    from tfresidual.definitions.types import Array
 
 # What a trial reports: the error of guessing, and the standard error with which a network's error
 # is compared with it.

@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING
 import keras_tuner
 import numpy as np
 
-from tfresidual.arguments import ArgumentError, check_bool, check_int, check_ints, is_int
+from tfresidual.definitions.arguments import (
+    ArgumentError,
+    check_bool,
+    check_int,
+    check_ints,
+    is_int,
+)
+from tfresidual.definitions.settings import EPSILON
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
-from tfresidual.settings import EPSILON
 from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, MEAN, is_moved
 from tfresidual.tuning.chance import CHANCE_ERROR, ERROR_SE
 from tfresidual.tuning.keras_tuner_internals import PlacedOracle

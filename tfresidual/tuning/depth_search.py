@@ -22,7 +22,8 @@ from keras_tuner import errors
 from keras_tuner.engine.tuner import maybe_distribute
 
 from tfresidual import probes, sources
-from tfresidual.arguments import ArgumentError, check_int, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_int, check_number
+from tfresidual.definitions.settings import EPSILON
 from tfresidual.machine.archives import RefusedFileError, check_weights_file
 from tfresidual.machine.files import check_room, damaged, read_json, replacing
 from tfresidual.machine.first_step import build_optimizer, traced_once
@@ -33,7 +34,6 @@ from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import batches_of, check_data
 from tfresidual.routing.chain import Chain
 from tfresidual.routing.images import check_images
-from tfresidual.settings import EPSILON
 from tfresidual.tuning import fingerprint
 from tfresidual.tuning.as_built import (
     AS_BUILT,
@@ -85,8 +85,8 @@ if TYPE_CHECKING:
 
     from keras_tuner.engine.trial import Trial
 
+    from tfresidual.definitions.types import Frame, Images
     from tfresidual.tuning.trace import Outcome
-    from tfresidual.types import Frame, Images
 
 # Errors that indicate a faulty program, not a network that cannot be trained.
 PROGRAM_ERRORS = (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError)
@@ -142,8 +142,8 @@ class DepthSearch(BuildingTuner):
         warm_start: whether a trial starts with the weights of the deepest finished trial that is
             shallower, see `tuning.interleave`. The distances are then not those of networks trained
             from scratch.
-        probe_data: images for the measurements, see `tfresidual.types.Images`; by default the
-            validation data of `search`.
+        probe_data: images for the measurements, see `tfresidual.definitions.types.Images`; by
+            default the validation data of `search`.
         chain: function from the network of a trial to its `tfresidual.routing.Chain`, for example
             `lambda network: tfresidual.chain(network, blocks=Encoder)` to count whole layers. By
             default, `tfresidual.chain`.

@@ -11,14 +11,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tfresidual.arguments import ArgumentError, check_int, checked_path
+from tfresidual.definitions.arguments import ArgumentError, check_int, checked_path
 from tfresidual.machine.files import check_folder
 from tfresidual.tuning.workers import ID, IP, POLL, PORT, SearchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tfresidual.types import StrPath
+    from tfresidual.definitions.types import StrPath
 
 
 # Seconds that a process is given to end when asked to.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
@@ -30,7 +30,7 @@ from tfresidual.tuning.search_files import ORACLE_FILE, REMEDY, reading
 if TYPE_CHECKING:
     from typing import Any, Literal
 
-    from tfresidual.types import Frame, StrPath
+    from tfresidual.definitions.types import Frame, StrPath
 
 STAGE_METRICS = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
 DEVIATION = "scaled_distance_deviation"

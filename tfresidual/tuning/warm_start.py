@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from tfresidual import sources
-from tfresidual.arguments import ArgumentError, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_number
 from tfresidual.networks import ResidualNetwork
 from tfresidual.networks.weight_groups import plain_name
 from tfresidual.routing.agreement import allowed_difference, sample_images

@@ -1,4 +1,4 @@
-"""What every probe of the registry does, whatever it measures."""
+"""What every declared probe does, whatever it measures."""
 
 import contextlib
 import io
@@ -13,9 +13,9 @@ from reference.random_network import random_batch, random_network
 from refusals import refused
 
 import tfresidual as tfr
-from tfresidual import registry
 from tfresidual.jobs.frames import read_frame, size_of
-from tfresidual.registry import PROBES, ProbeOptions, possible
+from tfresidual.probes import running
+from tfresidual.probes.running import PROBES, ProbeOptions, possible
 
 OPTIONS = ProbeOptions(times=2, at_chance="nan", epsilon=0.1, seed=0)
 
@@ -46,7 +46,7 @@ every_probe = pytest.mark.parametrize(
 
 
 def run(name, source, data, progress=False):
-    return registry.run(name, tfr.chain(source), data, OPTIONS, progress)
+    return running.run(name, tfr.chain(source), data, OPTIONS, progress)
 
 
 def assert_equal(measured, expected, rtol):

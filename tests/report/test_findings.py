@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from plots.make_frames import block_frame
 from refusals import refused
 
-from tfresidual.registry.figures import study_figures, study_sections
+from tfresidual.plots.declared import study_figures
 from tfresidual.report import findings
+from tfresidual.report.study import study_sections
 
 NAN = float("nan")
 

@@ -1,12 +1,9 @@
-"""The figures and sections of the report on one network."""
+"""The figures that probes declare, each drawn from the frames it names."""
 
 from tfresidual import plots
-from tfresidual.arguments import check_number
-from tfresidual.declarations import PROBES, Figure
+from tfresidual.definitions.arguments import check_number
+from tfresidual.definitions.declarations import PROBES, Figure
 from tfresidual.plots import engine
-from tfresidual.report import findings
-from tfresidual.report.alt_text import numbers_text
-from tfresidual.report.section import Section
 
 _TRAINING = Figure(
     name="training_curves",
@@ -20,8 +17,6 @@ _TRAINING = Figure(
         "a training loss that falls while the validation loss rises."
     ),
 )
-# Display names of splits.
-_NAMES = {"train": "training"}
 FIGURES = (_TRAINING, *(figure for probe in PROBES.values() for figure in probe.figures))
 
 
@@ -85,31 +80,6 @@ def draw(figure, parts, epsilon):
     return drawn
 
 
-def study_sections(frames, figures, images=None):
-    """Returns the figures and tables of a study as a list of `Section`.
-
-    Args:
-        frames: see `study_figures`.
-        figures: the figures returned by `study_figures`.
-        images: the numbers of images that frames were measured on, dicts by split, by frame.
-    """
-    return [
-        Section(
-            figure.title,
-            figure.question,
-            figure=figures[figure.name],
-            frame=frames[frames_of(figure)[0]] if figure.has_table else None,
-            reading=figure.reading,
-            source=figure.source,
-            finding=figure.finding and getattr(findings, f"of_{figure.finding}")(frames),
-            images=_images_of(figure, images or {}),
-            numbers=numbers_text(parts_of(figure, frames)[0], figure.column),
-        )
-        for figure in FIGURES
-        if figure.name in figures
-    ]
-
-
 def _chances(indices):
     """Returns the error of guessing by split; `None` if guessing never errs on some split."""
     if not (indices["chance"] > 0).all():
@@ -117,16 +87,3 @@ def _chances(indices):
     if "split" not in indices:
         return float(indices["chance"].iloc[0])
     return indices.groupby("split")["chance"].first().to_dict()
-
-
-def images_text(counts):
-    """Returns numbers of images by split as text, such as "2,000 test images"."""
-    return " and ".join(
-        f"{count:,} {_NAMES.get(split, split)} images" for split, count in counts.items()
-    )
-
-
-def _images_of(figure, images):
-    """Returns what the frames of a figure were measured on as text; `None` if on no images."""
-    texts = [images_text(images[name]) for name in frames_of(figure) if name in images]
-    return "; ".join(dict.fromkeys(texts)) or None

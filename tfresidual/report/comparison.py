@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tfresidual.plots import style
+from tfresidual.plots.declared import FIGURES, draw, frames_of, parts_of
 from tfresidual.probes.convergence_indices import MEAN
 from tfresidual.probes.perturbation import ALL_STAGES
-from tfresidual.registry.figures import FIGURES, draw, frames_of, parts_of
 from tfresidual.report.alt_text import PLACES, numbers_text, places_text
 from tfresidual.report.section import Section
 from tfresidual.report.tables import number_text
@@ -18,7 +18,7 @@ from tfresidual.report.tables import number_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tfresidual.types import Frame
+    from tfresidual.definitions.types import Frame
 
 MOST_ROWS = 10
 # The columns that an option has an effect on.

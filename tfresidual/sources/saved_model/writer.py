@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.files import (
     file_above,
     no_room,
@@ -21,7 +21,7 @@ from tfresidual.machine.files import (
 from tfresidual.routing.agreement import check_agreement, sample_images
 from tfresidual.routing.images import dtype_taken, is_shape
 from tfresidual.routing.outputs import OUTPUTS, named_outputs
-from tfresidual.saved_model.format import (
+from tfresidual.sources.saved_model.format import (
     CALLED,
     FIRST_FORMAT,
     FORMAT,
@@ -29,15 +29,15 @@ from tfresidual.saved_model.format import (
     SERVE,
     is_saved_model,
 )
-from tfresidual.saved_model.inputs import names_of, of_tensors
-from tfresidual.saved_model.pieces import (
+from tfresidual.sources.saved_model.inputs import names_of, of_tensors
+from tfresidual.sources.saved_model.pieces import (
     compile_function,
     cut_chain,
     images_of,
     result_of,
     variables_of,
 )
-from tfresidual.saved_model.signatures import ARGUMENTS, signatures_of
+from tfresidual.sources.saved_model.signatures import ARGUMENTS, signatures_of
 
 if TYPE_CHECKING:
     from pathlib import Path

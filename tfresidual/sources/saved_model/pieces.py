@@ -9,8 +9,21 @@ import tensorflow as tf
 
 from tfresidual.routing import Stage
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, logits_of, named_outputs, with_logits
-from tfresidual.saved_model.format import CONTEXT, HEAD, LOSS, STEM, block_name, transition_name
-from tfresidual.saved_model.inputs import of_context, of_entries, of_images, of_tensors, specs_of
+from tfresidual.sources.saved_model.format import (
+    CONTEXT,
+    HEAD,
+    LOSS,
+    STEM,
+    block_name,
+    transition_name,
+)
+from tfresidual.sources.saved_model.inputs import (
+    of_context,
+    of_entries,
+    of_images,
+    of_tensors,
+    specs_of,
+)
 
 # Kinds of labels: one per image, one per position of an image, and one per output.
 INDICES, POSITIONS, ROWS = "indices", "positions", "rows"

@@ -29,7 +29,7 @@ class ArgumentError(ValueError):
 
     >>> raise ArgumentError("epsilon", "be over 0", -1)
     Traceback (most recent call last):
-    tfresidual.arguments.ArgumentError: Argument `epsilon` must be over 0. Received: epsilon=-1
+    ...ArgumentError: Argument `epsilon` must be over 0. Received: epsilon=-1
 
     Args:
         names: the name of the argument, or a tuple of the names of arguments that do not fit

@@ -18,7 +18,7 @@ from plots.make_frames import (
 )
 from plots.read_figures import legend_texts
 
-from tfresidual.registry.comparison import Measured, comparison_sections, differences
+from tfresidual.report.comparison import Measured, comparison_sections, differences
 
 OPTIONS = {"times": 16, "scale": 1.0, "chance": "uniform", "epsilon": 0.1, "seed": 0}
 FRAMES = {

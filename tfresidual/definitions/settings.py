@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfresidual.types import (
+    from tfresidual.definitions.types import (
         Anchor,
         AtChance,
         BatchNorm,
@@ -35,7 +35,7 @@ BATCH_NORMS = ("shared", "unshared_statistics", "unshared_scale", "unshared")
 
 def _data_sets():
     """Returns the module that describes the data sets, without loading the package around it."""
-    path = pathlib.Path(__file__).parent / "datasets" / "declarations.py"
+    path = pathlib.Path(__file__).parents[1] / "datasets" / "declarations.py"
     spec = importlib.util.spec_from_file_location("tfresidual_data_sets", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
@@ -155,7 +155,13 @@ def present(field: dataclasses.Field[Any], value: Any) -> Any:
 
 def check_fields(settings: Any) -> None:
     """Raises an `ArgumentError` unless each setting can be used, whatever the others are."""
-    from tfresidual.arguments import check_bool, check_choice, check_int, check_number, checked_path
+    from tfresidual.definitions.arguments import (
+        check_bool,
+        check_choice,
+        check_int,
+        check_number,
+        checked_path,
+    )
 
     for field in dataclasses.fields(settings):
         setting, value = of(field), getattr(settings, field.name)

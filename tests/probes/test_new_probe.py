@@ -21,8 +21,9 @@ tfresidual_cli.main(sys.argv[1:])
 import numpy as np
 import tfresidual as tfr
 from tfresidual import callbacks
-from tfresidual import registry
-from tfresidual.registry import figures
+from tfresidual.probes import running
+from tfresidual.plots.declared import study_figures
+from tfresidual.report.study import study_sections
 
 net = tfr.networks.ResidualNetwork((8, 8, 1), 10, blocks=2, widths=(4,))
 net.compile("sgd", "sparse_categorical_crossentropy")
@@ -30,8 +31,8 @@ data = np.ones((4, 8, 8, 1), "float32"), np.zeros(4, int)
 history = net.fit(*data, callbacks=[callbacks.StateRank(data)], verbose=0).history
 print(sorted(key for key in history if "rank" in key))
 chain = tfr.chain(net)
-frames = registry.run("state_rank", chain, {"test": data}, None)
-(section,) = figures.study_sections(frames, figures.study_figures(frames, 0.1))
+frames = running.run("state_rank", chain, {"test": data}, None)
+(section,) = study_sections(frames, study_figures(frames, 0.1))
 print(section.title)
 """
 

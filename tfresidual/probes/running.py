@@ -1,19 +1,19 @@
-"""Runs the probes that are declared, by name; see `tfresidual.declarations`."""
+"""Runs the probes that are declared, by name; see `tfresidual.definitions.declarations`."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
 
-from tfresidual.declarations import PROBES
+from tfresidual.definitions.declarations import PROBES
+from tfresidual.definitions.settings import ProbeOptions
 from tfresidual.routing.routes import movable_runs
-from tfresidual.settings import ProbeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tfresidual.definitions.types import Data, Frame
     from tfresidual.routing import Chain
-    from tfresidual.types import Data, Frame
 
 __all__ = ["PROBES", "ProbeOptions", "has", "possible", "run"]
 
@@ -28,7 +28,7 @@ _NEEDS = {
 
 
 def has(chain: Chain, needs: Iterable[str]) -> bool:
-    """Returns whether a network has what a probe needs, see `tfresidual.declarations.Probe`."""
+    """Returns whether a network has what the declaration of a probe says it needs."""
     return all(_NEEDS[name](chain) for name in needs)
 
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.files import check_file, json_of
 from tfresidual.routing.chain import OUTPUT_KINDS
 

@@ -11,9 +11,9 @@ from tfresidual.routing.block_values import BLOCK_METRICS, block_values
 from tfresidual.routing.labels import labels_within
 from tfresidual.routing.outputs import OUTPUTS
 from tfresidual.routing.positions import are_per_position
-from tfresidual.saved_model.format import SERVE, STEM
-from tfresidual.saved_model.inputs import flat, of_tensors
-from tfresidual.saved_model.pieces import compile_function, images_of, result_of
+from tfresidual.sources.saved_model.format import SERVE, STEM
+from tfresidual.sources.saved_model.inputs import flat, of_tensors
+from tfresidual.sources.saved_model.pieces import compile_function, images_of, result_of
 
 # The arguments of signatures beside the images.
 ARGUMENTS = ("labels", "applications", "stage", "block", "times", "scale")

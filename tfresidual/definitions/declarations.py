@@ -300,4 +300,4 @@ def read(folder: pathlib.Path) -> dict[str, Probe]:
     return {probe.name: probe for probe in sorted(found, key=lambda probe: probe.place)}
 
 
-PROBES = read(pathlib.Path(__file__).with_name("probes"))
+PROBES = read(pathlib.Path(__file__).parents[1] / "probes")

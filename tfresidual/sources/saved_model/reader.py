@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from tfresidual.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.arrangement import Arrangement
 from tfresidual.routing.chain import Block, Chain, Stage
 from tfresidual.routing.losses import loss_from
 from tfresidual.routing.outputs import OUTPUTS, with_logits
 from tfresidual.routing.sizes import with_sizes
-from tfresidual.saved_model.format import (
+from tfresidual.sources.saved_model.format import (
     CALLED,
     CONTEXT,
     HEAD,
@@ -28,11 +28,11 @@ from tfresidual.saved_model.format import (
     layout_of,
     transition_name,
 )
-from tfresidual.saved_model.inputs import flat, names_of, of_context, of_images, specs_of
-from tfresidual.saved_model.loading import load
+from tfresidual.sources.saved_model.inputs import flat, names_of, of_context, of_images, specs_of
+from tfresidual.sources.saved_model.loading import load
 
 if TYPE_CHECKING:
-    from tfresidual.types import StrPath
+    from tfresidual.definitions.types import StrPath
 
 
 def saved_model_chain(path: StrPath) -> Chain:

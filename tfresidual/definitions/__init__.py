@@ -1,0 +1,1 @@
+"""What is said before anything runs: metrics, probes, settings, arguments and types."""
