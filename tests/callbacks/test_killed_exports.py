@@ -22,7 +22,7 @@ import pytest
 
 pytestmark = pytest.mark.system
 
-KILLS = 30
+KILLS = 15
 EPOCHS = 3
 IMAGES = np.random.default_rng(5).normal(size=(6, 4, 4, 1)).astype("float32")
 LABELS = np.arange(6) % 3

@@ -26,7 +26,7 @@ import pytest
 
 pytestmark = pytest.mark.system
 
-KILLS = {"train": 100, "tune": 40}
+KILLS = {"train": 40, "tune": 16}
 SIZES = ["--train-size", "64", "--validation", "40", "--test-size", "40", "--batch-size", "32"]
 TRAIN = ["train", *SIZES, "--width", "4", "--depth", "8", "--epochs", "4"]
 # Two depths are tried: no step is small enough.

@@ -141,7 +141,7 @@ def check(case):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [4, pytest.param(500, marks=NIGHTLY)])
+@pytest.mark.parametrize("count", [4, pytest.param(200, marks=NIGHTLY)])
 def test_products_and_norms_are_those_of_the_matrix(kind, count):
     @settings(max_examples=count, deadline=None, database=None, derandomize=True)
     @given(KINDS[kind])

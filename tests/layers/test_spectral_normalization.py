@@ -133,7 +133,7 @@ def excess(case, seed, bound):
 # Without graphs, of which thousands would be kept.
 @pytest.mark.eager
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [2, pytest.param(500, marks=NIGHTLY)])
+@pytest.mark.parametrize("count", [2, pytest.param(200, marks=NIGHTLY)])
 def test_the_norm_is_that_of_the_matrix(kind, count):
     found = []
 

@@ -121,7 +121,7 @@ def test_the_search_that_is_killed(alone):
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(s, marks=pytest.mark.nightly) for s in range(1, 30))]
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.nightly) for s in range(1, 12))]
 )
 @pytest.mark.parametrize(
     "lives_of", [random_lives, pytest.param(lives_ended_by_files, marks=pytest.mark.nightly)]

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 COMMAND = pathlib.Path(sys.executable).with_name("tfresidual")
-STARTS, AT_ONCE, BUSY = 30, 3, 4
+STARTS, AT_ONCE, BUSY = 12, 3, 4
 # Seconds: of one start, and of all.
 PATIENCE, LONGEST_RUN = 600, 3600
 TINY = [

@@ -27,9 +27,9 @@ class ArgumentError(ValueError):
 
     Example:
 
-    >>> raise ArgumentError("epsilon", "be over 0", -1)
+    >>> raise ArgumentError("size", "be odd", 2)
     Traceback (most recent call last):
-    ...ArgumentError: Argument `epsilon` must be over 0. Received: epsilon=-1
+    tfresidual.definitions.arguments.ArgumentError: Argument `size` must be odd. Received: size=2
 
     Args:
         names: the name of the argument, or a tuple of the names of arguments that do not fit
