@@ -111,6 +111,8 @@ def _option_of(field, default):
         else:
             more.pop("metavar", None)
     flag = f"--{field.name.replace('_', '-')}"
+    if field.default is True:
+        flag += f"/--no-{flag.removeprefix('--')}"
     return option(flag, meaning, default or setting.shown or field.default, **more)
 
 

@@ -47,7 +47,7 @@ def small_batches(recipe):
 
     The learning rate is that of the recipe, which is for batches of 128, scaled by the batch.
     """
-    return {"batch_size": 16, "learning_rate": recipe.rates[0][1] * 16 / 128}
+    return {"batch_size": 16, "learning_rate": recipe.learning_rate * 16 / 128}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -268,6 +268,13 @@ def test_the_settings_of_the_report_are_those_used(done):
         ({"recipe": "mnist", "gamma": 0.1}, {"recipe": "mnist", "gamma": 0.1}, set()),
         ({"recipe": "mnist"}, {"learning_rate": 0.025}, set()),
         ({"recipe": "mnist", "learning_rate": 0.5}, {"learning_rate": 0.5}, set()),
+        (
+            {"data": "cifar10", "recipe": "one_cycle", "l2": 0.1},
+            {"learning_rate": 0.4, "weight_decay": 5e-4, "l2": 0.1, "augment": True},
+            {"gain"},
+        ),
+        ({"data": "cifar10", "augment": False}, {"augment": False}, {"weight_decay", "l2"}),
+        ({"augment": True}, {"augment": False}, set()),
         ({}, {"stages": 3}, {"gate_bias", "shortcut_scale", "branch_scale"}),
         ({"network": "avg_pooling"}, {}, {"stages", "transition"}),
         (
@@ -403,6 +410,7 @@ NOT_USABLE = {
     "shortcut_scale": [0.5],
     "branch_scale": ["half"],
     "gamma": [float("nan")],
+    "gain": [0],
     "coupling": [2.0],
     # Without a coupling.
     "kernel": ["triangular"],
@@ -411,6 +419,9 @@ NOT_USABLE = {
     "batch_size": [0, "64"],
     "recipe": ["none", ""],
     "learning_rate": [0, -0.1, float("nan"), "0.1"],
+    "weight_decay": [-0.1, 2],
+    "l2": ["0.1"],
+    "augment": ["no"],
     "train_size": [0, -5],
     "validation": [0, None],
     "test_size": [0],
@@ -439,6 +450,19 @@ def test_a_setting_that_the_network_does_not_have_is_refused(settings, network, 
     own = {"network": network, "depth": None, "width": None}
     with refused(name):
         build(dataclasses.replace(settings, **own | {name: value}))
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"share_from": 0, "batch_norm": "unshared"}, {"recurrent": True}]
+)
+def test_gain_is_a_factor_of_the_first_kernels_of_branches(settings, given):
+    found = {}
+    for gain in (1, 0.1):
+        keras.utils.set_random_seed(0)
+        found[gain] = build(dataclasses.replace(settings, depth=14, gain=gain, **given))
+    for usual, scaled in zip(*(net.weights for net in found.values()), strict=True):
+        is_scaled = re.search(r"block\d+/convolution\d/kernel", usual.path) is not None
+        np.testing.assert_allclose(scaled, (0.1 if is_scaled else 1) * usual, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

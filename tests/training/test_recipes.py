@@ -35,7 +35,7 @@ def close(rate):
 
 @recipes
 def test_recipes_are_those_of_the_papers(name):
-    assert set(training.RECIPES) == set(PAPERS)
+    assert set(training.RECIPES) == {*PAPERS, "one_cycle"}
     found = training.recipe(name)
     assert (found.name, found.epochs, found.augment, list(found.rates)) == (name, *PAPERS[name])
     assert ("our choice" in found.source) == (name == "hauser")
@@ -98,6 +98,37 @@ def test_a_step_is_that_of_momentum_by_hand():
         assert float(variable.value[0]) == close(value)
 
 
+def test_one_cycle():
+    found = training.recipe("one_cycle", 0.8)
+    schedule = found.schedule(8, 10)
+    for step, rate in ((0, 0.02), (10, 0.41), (20, 0.8), (50, 0.4), (80, 0), (99, 0)):
+        assert float(schedule(step)) == pytest.approx(rate, abs=1e-6)
+    assert found.optimizer(8, 10).nesterov
+    assert "our choice" in found.source
+
+
+@pytest.mark.parametrize("coupling", [None, 0.5])
+@pytest.mark.parametrize("decay", ["weight_decay", "l2"])
+def test_a_step_with_weight_decay_by_hand(decay, coupling):
+    network = networks.resnet(14, input_shape=(8, 8, 1), classes=3, widths=(2, 2, 2))
+    training.compile_network(network, "hauser", 4, 1, coupling=coupling, **{decay: 0.5})
+    weights = [w for w in network.trainable_variables if "/kernel" in w.path]
+    before = [w.numpy() for w in weights]
+    found = []
+    for _ in range(2):
+        network.optimizer.apply(
+            [keras.ops.zeros(w.shape) for w in network.trainable_variables],
+            network.trainable_variables,
+        )
+        found.append([w.numpy() for w in weights])
+    # Decoupled, each step of rate 0.1 takes 5 %; as part of the gradient, with momentum 0.9.
+    first = 0.95
+    second = first * 0.95 if decay == "weight_decay" else first - 0.1 * 0.5 * first - 0.9 * 0.05
+    for share, values in zip((first, second), found, strict=True):
+        for one, other in zip(values, before, strict=True):
+            np.testing.assert_allclose(one, share * other, rtol=1e-5)
+
+
 def test_a_learning_rate_changes_all_rates_by_the_same_factor():
     own = training.recipe("resnet110")
     changed = training.recipe("resnet110", np.float64(own.rates[0][1] / 8))
@@ -118,8 +149,9 @@ def test_a_network_is_compiled_with_a_learning_rate(coupling):
     assert float(network.optimizer.learning_rate) == close(0.01 / 25)
 
 
-def test_config_round_trip_of_the_optimizer():
-    optimizer = training.recipe("avg_pooling").optimizer(7, 11)
+@pytest.mark.parametrize(("name", "l2"), [("avg_pooling", None), ("one_cycle", 0.1)])
+def test_config_round_trip_of_the_optimizer(name, l2):
+    optimizer = training.recipe(name, l2=l2).optimizer(7, 11)
     config = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
     again = keras.optimizers.deserialize(config)
     assert keras.optimizers.serialize(again) == keras.optimizers.serialize(optimizer)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
-# Pairs of the first epoch and the learning rate from then on.
+# Pairs of an epoch and the learning rate there: from then on, or, if the rates are `linear`, on a
+# straight line to the next one.
 Rates = tuple[tuple[int, float], ...]
 
 
@@ -23,6 +24,10 @@ class Recipe:
     augment: bool
     source: str
     momentum: float = 0.9
+    nesterov: bool = False
+    linear: bool = False
+    weight_decay: float = 0.0
+    l2: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +77,9 @@ class DataSet:
 CONVERGENCE = "Iterative convergent computation is not a useful inductive bias, appendix A"
 INFERENCE = "Jastrzebski et al. 2018, section 4"
 HAUSER = "Hauser 2019, section 3: the augmentation; optimizer, rates and epochs are our choice"
+ONE_CYCLE = (
+    "our choice, for few epochs, after Smith and Topin 2017, https://arxiv.org/abs/1708.07120"
+)
 
 # Mean and standard deviation of CIFAR and MNIST are the values in common use. Those of Digitclutter
 # are our own measurements, over the first 100,000 training images of seed 0.
@@ -151,5 +159,15 @@ _OF_NETWORKS = (
     Recipe("avg_pooling", 100, ((0, 0.1), (40, 0.02), (60, 0.004), (80, 0.0008)), True, INFERENCE),
     Recipe("wide", 100, ((0, 0.1), (60, 0.02)), True, INFERENCE),
     Recipe("hauser", 200, ((0, 0.1), (100, 0.01), (150, 0.001)), True, HAUSER),
+    Recipe(
+        "one_cycle",
+        20,
+        ((0, 0.01), (5, 0.4), (20, 0.0)),
+        True,
+        ONE_CYCLE,
+        nesterov=True,
+        linear=True,
+        weight_decay=5e-4,
+    ),
 )
 RECIPES = {recipe.name: recipe for recipe in (*(d.recipe for d in _DATA_SETS), *_OF_NETWORKS)}

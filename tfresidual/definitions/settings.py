@@ -274,6 +274,9 @@ class Settings:
         "What each application of a shared block has of its own (statistics, scale and offset).",
         BATCH_NORMS,
     )
+    gain: float | None = _number(
+        None, "Factor of the first weights of the blocks' convolutions.", "1", over=0, **BOUNDS
+    )
     recurrent: bool = _field(False, "Initialize the blocks of a stage with equal weights.", bool)
     coupling: float | None = _number(
         None,
@@ -299,9 +302,18 @@ class Settings:
     )
     learning_rate: float | None = _number(
         None,
-        "First learning rate; the recipe's others change by the same factor.",
+        "Highest learning rate; the recipe's others change by the same factor.",
         "the recipe's own",
         over=0,
+    )
+    weight_decay: float | None = _number(
+        None, "Decoupled weight decay.", "the recipe's own", at_least=0, at_most=1
+    )
+    l2: float | None = _number(
+        None, "Weight decay as part of the loss (L2).", "the recipe's own", at_least=0, at_most=1
+    )
+    augment: bool = _field(
+        True, "Flip and crop training images at random, if data set and recipe do.", bool
     )
     train_size: int | None = _count(None, "Images to train on.", "20000 of digitclutter, else all")
     validation: int = _count(2000, "Images held out to choose the best epoch.")

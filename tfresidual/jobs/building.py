@@ -70,6 +70,13 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
     if blocks is not None:
         check_any_depth(settings)
     kwargs |= _size(settings, blocks, description.input_shape)
+    network = _built(settings, blocks, kwargs)
+    if settings.gain is not None:
+        _scale_convolutions(network, settings.gain)
+    return network
+
+
+def _built(settings, blocks, kwargs):
     if settings.network == "resnet" and blocks is not None:
         return networks.ResidualNetwork(name="resnet", **kwargs)
     try:
@@ -81,6 +88,21 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
             depth=settings.depth,
             width=settings.width,
         ) from error
+
+
+def _scale_convolutions(network, gain):
+    """Multiplies the kernels of all branches, each of them once if it is shared."""
+    units = [unit for _, units in network.sections()[1] for unit in units]
+    kernels = {
+        id(variable): variable
+        for unit in units
+        for role, variable in unit.weights_by_role().items()
+        if role.startswith("convolution") and role.endswith("/kernel")
+    }
+    for kernel in kernels.values():
+        kernel.assign(gain * kernel)
+    for unit in units:
+        unit.converge(training=True)
 
 
 def _size(settings, blocks, input_shape):
@@ -164,6 +186,8 @@ def compile_for(network: networks.ResidualNetwork, settings: Settings, steps: in
         steps,
         describe(settings).multi_label,
         learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        l2=settings.l2,
         **coupling,
     )
 

@@ -58,7 +58,7 @@ def prepare(
         digits=settings.digits,
         batch_size=settings.batch_size,
         # A recipe with augmentation leaves the choice to the dataset: digits are not augmented.
-        augment=None if recipe_of(settings).augment else False,
+        augment=None if settings.augment and recipe_of(settings).augment else False,
         shuffle=True,
         seed=settings.seed,
         pixels=pixels,

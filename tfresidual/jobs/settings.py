@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfresidual import datasets, training
-from tfresidual.datasets.description import sizes_of
+from tfresidual.datasets.description import is_augmented, sizes_of
 from tfresidual.datasets.image_file import open_file
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.settings import Settings as Settings
@@ -137,7 +137,7 @@ def split_sizes(settings: Settings) -> tuple[int, int, int]:
 def recipe_of(settings: Settings) -> training.Recipe:
     """Returns the training recipe of a study, a `tfresidual.training.Recipe`."""
     name = settings.data if settings.recipe is None else settings.recipe
-    return training.recipe(name, settings.learning_rate)
+    return training.recipe(name, settings.learning_rate, settings.weight_decay, settings.l2)
 
 
 def stages_of(settings: Settings) -> int:
@@ -157,7 +157,10 @@ def used(settings: Settings) -> dict[str, Any]:
         "width": settings.width or WIDTHS.get(settings.network),
         "stages": stages_of(settings),
         "recipe": recipe.name,
-        "learning_rate": recipe.rates[0][1],
+        "learning_rate": recipe.learning_rate,
+        "weight_decay": recipe.weight_decay or None,
+        "l2": recipe.l2 or None,
+        "augment": settings.augment and recipe.augment and is_augmented(settings.data, None),
         "train_size": train_size,
         "test_size": test_size,
     }

@@ -58,6 +58,8 @@ def compile_network(
     multi_label: bool = False,
     coupling: float | None = None,
     learning_rate: float | None = None,
+    weight_decay: float | None = None,
+    l2: float | None = None,
     **kwargs: Any,
 ) -> str:
     """Compiles a network for classification with the training recipe of a paper.
@@ -72,6 +74,9 @@ def compile_network(
             `ExactMatch` are used instead of cross-entropy and accuracy.
         coupling: see `GradientCoupling`, or `None` to use the recipe's optimizer alone.
         learning_rate: see `tfresidual.training.recipe`.
+        weight_decay: see `tfresidual.training.recipe`.
+        l2: see `tfresidual.training.recipe`. It is added after gradients are coupled: each block
+            decays its own weights.
         **kwargs: the other arguments of `GradientCoupling`, to be given with `coupling`.
 
     Returns:
@@ -84,7 +89,8 @@ def compile_network(
             "Arguments of `GradientCoupling` must be given together with `coupling`. Received: "
             f"{received}, coupling=None"
         )
-    optimizer = recipe_of(recipe, learning_rate).optimizer(epochs, steps_per_epoch)
+    found = recipe_of(recipe, learning_rate, weight_decay, l2)
+    optimizer = found.optimizer(epochs, steps_per_epoch)
     if coupling is not None:
         optimizer = GradientCoupling(optimizer, coupling, **kwargs)
     if multi_label:
