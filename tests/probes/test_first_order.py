@@ -25,7 +25,7 @@ from tfresidual.probes.first_order import TERMS, VALUES, rank_correlation
 
 pytestmark = pytest.mark.eager
 
-COMPARED = ["ratio", "rank_correlation", "ratio_after", "rank_correlation_after"]
+COMPARED = [f"{name}{end}" for end in TERMS for name in ("ratio", "rank_correlation")]
 
 
 def numpy_values(net, batch):
@@ -51,6 +51,17 @@ def numpy_values(net, batch):
                 [np.vdot(a, b) for a, b in zip(f, g_after, strict=True)]
             )
             rows["loss_change"].append(run.losses - without)
+            # The head takes the state at the beginning of a last stage of the same shape.
+            gradient = run.readout_gradients[t] if s == len(run.gradients) - 1 else None
+            if gradient is None:
+                rows["first_order_readout"].append(np.full(len(images), np.nan))
+                rows["readout_change"].append(np.full(len(images), np.nan))
+            else:
+                rows["first_order_readout"].append(np.sum(f * gradient, axis=(1, 2, 3)))
+                ends = [with_stage(net, s + 1, applied[:end]) for end in (t + 1, t)]
+                logits = [numpy_routes.run(plain, route, images)[1] for route in ends]
+                then, now = (numpy_network.loss_of_logits(one, labels)[0] for one in logits)
+                rows["readout_change"].append(then - now)
             rows["l2_ratio"].append(numpy_network.norm(f) / numpy_network.norm(h))
     return {name: np.array(columns) for name, columns in rows.items()}
 
@@ -88,10 +99,10 @@ def test_equals_numpy(settings):
     values = {name: own[name].to_numpy().reshape(-1, images) for name in VALUES}
     for name in VALUES:
         np.testing.assert_allclose(frame[name], values[name].mean(axis=1), rtol=1e-6, atol=1e-7)
-    for term, suffix in zip(TERMS, ("", "_after"), strict=True):
-        quotients = values[term].mean(axis=1) / values["loss_change"].mean(axis=1)
+    for suffix, (term, change) in TERMS.items():
+        quotients = values[term].mean(axis=1) / values[change].mean(axis=1)
         np.testing.assert_allclose(frame[f"ratio{suffix}"], quotients, rtol=1e-3)
-        for place, pair in enumerate(zip(values[term], values["loss_change"], strict=True)):
+        for place, pair in enumerate(zip(values[term], values[change], strict=True)):
             measured = frame[f"rank_correlation{suffix}"].iloc[place]
             if np.isnan(pair).any():
                 assert np.isnan(measured)
@@ -127,6 +138,9 @@ def test_exact_where_everything_is_linear():
     np.testing.assert_allclose(frame["ratio"], [2, 1 / 2], rtol=1e-6)
     np.testing.assert_allclose(frame["ratio_after"], 1, rtol=1e-6)
     assert frame["rank_correlation"].tolist() == [1, 1]
+    # The head alone: each block adds a times the loss of its own input, L(h) and 2 L(h).
+    np.testing.assert_allclose(frame["readout_change"], [-16 / 3, 16 / 3], rtol=1e-6)
+    np.testing.assert_allclose(frame["first_order_readout"], frame["readout_change"], rtol=1e-6)
     np.testing.assert_allclose(frame["l2_ratio"], [1, 1 / 2], rtol=1e-6)
     np.testing.assert_allclose(frame["loss_change"], [-8 / 3, 16 / 3], rtol=1e-6)
 
@@ -148,6 +162,9 @@ def test_a_loss_with_curvature():
     assert row["first_order"] == pytest.approx(-0.1 * 0.81 * 25)
     assert row["first_order_after"] == pytest.approx(-0.1 * 0.9 * 25)
     assert row["ratio"] == pytest.approx(2.025 / 2.375)
+    # Of the head alone: <-h / 10, h>.
+    assert row["first_order_readout"] == pytest.approx(-2.5)
+    assert row["ratio_readout"] == pytest.approx(2.5 / 2.375)
     assert np.isnan(row["rank_correlation"])
 
 

@@ -1,6 +1,7 @@
 """Probes of networks of tokens: against NumPy, with more padding, and per position."""
 
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -113,6 +114,10 @@ def test_signal_propagation_and_first_order_equal_numpy(kind, chain):
             row |= {"first_order": (change * before).sum()}
             row |= {"first_order_after": (change * after).sum()}
             row |= {"loss_change": loss(states[index + 1]) - loss(states[index])}
+            ends = [sequences.loss(WEIGHTS, kind, states[i], label) for i in (index, index + 1)]
+            row |= {"readout_change": ends[1] - ends[0]}
+            head = functools.partial(sequences.loss, WEIGHTS, kind, label=label)
+            row |= {"first_order_readout": (change * sequences.gradient(head, states[index])).sum()}
             rows.append(row)
     expected = pd.DataFrame(rows).sort_values(["block", "image"], ignore_index=True)
     for name in expected.columns[2:]:

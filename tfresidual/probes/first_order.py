@@ -42,8 +42,16 @@ if TYPE_CHECKING:
     from tfresidual.definitions.types import Array, ChainSource, Data, Frame
     from tfresidual.routing import Chain
 
-TERMS = ("first_order", "first_order_after")
-VALUES = (*TERMS, "loss_change", "l2_ratio")
+# Pairs of a term and what it predicts, by the end of the names of what compares them.
+TERMS = {
+    "": ("first_order", "loss_change"),
+    "_after": ("first_order_after", "loss_change"),
+    "_readout": ("first_order_readout", "readout_change"),
+}
+VALUES = (
+    *("first_order", "first_order_after", "loss_change", "l2_ratio"),
+    *("first_order_readout", "readout_change"),
+)
 
 
 DECLARATION = Probe(
@@ -57,12 +65,24 @@ DECLARATION = Probe(
             "scalar product of `F` and `g`",
             low=("below 0 and equal to `loss_change`: the block acts like a gradient step"),
             high="far from `loss_change`: the Taylor view does not hold for the block",
-            paper="II eq. 2 to 4",
+            paper="II 4.1",
         ),
         "loss_change": Column(
             "loss of the network minus its loss without the block",
             low="the block lowers the loss",
             high="the block raises it",
+        ),
+        "first_order_readout": Column(
+            "scalar product of `F` and the gradient of the loss of the head applied to `h`",
+            low="below 0 and equal to `readout_change`: the block acts like a gradient step",
+            high="far from `readout_change`: the Taylor view does not hold for the block",
+            paper="II eq. 2 to 4",
+        ),
+        "readout_change": Column(
+            "loss of the head applied after the block minus that of the head applied before it",
+            low="the block lowers the loss of the read-out",
+            high="the block raises it",
+            paper="II eq. 2",
         ),
         "rank_correlation": Column(
             "correlation of the ranks of both over the images",
@@ -138,14 +158,19 @@ def first_order(
     - `loss_change`: the loss of the network minus the loss of the network without the block (which
       `drop_blocks` measures). Under 0 if the block lowers it.
     - `l2_ratio`: |F| / |h|, 0 or more. The smaller it is, the better the terms should predict.
+    - `first_order_readout`: <F, dl/dh>, with the loss l(h) of the head applied directly to h, as in
+      the paper's equations. In the last stage alone, whose states the head can take; NaN elsewhere.
+    - `readout_change`: l(h + F) - l(h), which that term predicts. Along the last stage, the sum of
+      these is the loss of the network minus that of the head at the start of the stage.
     - `ratio`: the mean of `first_order` divided by the mean of `loss_change`, since the change of a
       single image may be close to 0. 1 if the prediction is right on average. NaN if the mean
       change is 0.
     - `rank_correlation`: Spearman's correlation between `first_order` and `loss_change` over the
       images, in [-1, 1]. NaN for a single image, or if either is the same for all images.
-    - `ratio_after`, `rank_correlation_after`: those of the other term.
+    - `ratio_after`, `rank_correlation_after`, `ratio_readout`, `rank_correlation_readout`: those of
+      the other terms, the last two with `readout_change`.
 
-    The first four are computed per image and averaged. Blocks that change the shape of the state
+    The first six are computed per image and averaged. Blocks that change the shape of the state
     have no F and cannot be dropped: all their values are NaN. Each batch is read once.
 
     Example:
@@ -162,10 +187,11 @@ def first_order(
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0) and these, in the
-        order `first_order`, `first_order_after`, `loss_change`, `l2_ratio`, `ratio`,
-        `rank_correlation`, `ratio_after`, `rank_correlation_after`. If `data` is a dict, `split` is
-        the first column. With `per_image`, `image` (from 0) comes after `block`, and the last four
-        columns are missing.
+        order `first_order`, `first_order_after`, `loss_change`, `l2_ratio`, `first_order_readout`,
+        `readout_change`, `ratio`, `rank_correlation`, `ratio_after`, `rank_correlation_after`,
+        `ratio_readout`, `rank_correlation_readout`. If `data` is a dict, `split` is the first
+        column. With `per_image`, `image` (from 0) comes after `block`, and the last six columns are
+        missing.
 
     Raises:
         ValueError: if an argument cannot be used, or the outputs of the network are not classes.
@@ -227,22 +253,30 @@ def _changes(routes, losses):
 
 
 def _batch_values(chain, images, labels):
-    """Returns both first-order terms and the l2 ratio of a batch, each `(images, blocks)`."""
+    """Returns what one pass measures of a batch, each `(images, blocks)`."""
     chain = chain.given(images)
     walk, clean = walk_with_gradients(chain, images, labels), without_padding(chain)
     undefined = tf.fill(tf.shape(walk.pairs[0][0])[:1], tf.constant(np.nan, tf.float64))
-    values = {name: [] for name in (*TERMS, "l2_ratio")}
-    for block, (before, after), *gradients in zip(
-        chain.blocks, walk.pairs, walk.gradients, walk.gradients_after, strict=True
-    ):
-        found = [undefined] * len(values)
+    gradients = {
+        "first_order": walk.gradients,
+        "first_order_after": walk.gradients_after,
+        "first_order_readout": walk.readout_gradients,
+    }
+    rows = []
+    for index, (block, (before, after)) in enumerate(zip(chain.blocks, walk.pairs, strict=True)):
+        found = dict.fromkeys((*gradients, "l2_ratio", "readout_change"), undefined)
         if block.keeps_shape:
             change = clean(change_of(before, after))
-            size = tf.cast(ratio(norm(change), norm(clean(before))), tf.float64)
-            found = [*(_product(change, gradient) for gradient in gradients), size]
-        for columns, value in zip(values.values(), found, strict=True):
-            columns.append(value)
-    stacked = {name: ops.stack(columns, axis=1) for name, columns in values.items()}
+            found["l2_ratio"] = tf.cast(ratio(norm(change), norm(clean(before))), tf.float64)
+            for name, of_blocks in gradients.items():
+                if of_blocks[index] is not None:
+                    found[name] = _product(change, of_blocks[index])
+            if walk.readout_losses[index] is not None:
+                then = [*walk.readout_losses, walk.losses][index + 1]
+                losses = [tf.cast(one, tf.float64) for one in (then, walk.readout_losses[index])]
+                found["readout_change"] = losses[0] - losses[1]
+        rows.append(found)
+    stacked = {name: ops.stack([row[name] for row in rows], axis=1) for name in rows[0]}
     return only_counted(stacked, None, walk.counted)
 
 
@@ -256,17 +290,15 @@ def _product(left, right):
 def _means(chain, values, weights):
     """Returns the frame of the means over the images and what compares the values of a block."""
     is_counted = weights > 0
-    changes = values["loss_change"][is_counted]
     # Means of networks that explode.
     with np.errstate(divide="ignore", invalid="ignore"):
         columns = {name: weighted_mean(values[name], weights) for name in VALUES}
-        mean_change = columns["loss_change"]
-        for term, suffix in zip(TERMS, ("", "_after"), strict=True):
-            quotients = columns[term] / mean_change
-            columns[f"ratio{suffix}"] = np.where(mean_change == 0, np.nan, quotients)
+        for suffix, pair in TERMS.items():
+            term, change = (columns[name] for name in pair)
+            columns[f"ratio{suffix}"] = np.where(change == 0, np.nan, term / change)
+            of_blocks = (values[name][is_counted].T for name in pair)
             columns[f"rank_correlation{suffix}"] = [
-                rank_correlation(*pair)
-                for pair in zip(values[term][is_counted].T, changes.T, strict=True)
+                rank_correlation(*both) for both in zip(*of_blocks, strict=True)
             ]
     return block_places(chain).assign(**columns)
 

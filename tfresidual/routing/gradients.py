@@ -28,6 +28,8 @@ class Walk:
         readout_gradients: for every block of the last stage whose state the head can take, the
             gradient of the loss of the head applied directly to the state before it; otherwise
             `None`.
+        readout_losses: for the same blocks, this loss, `(images,)`; otherwise `None`.
+        losses: the loss of each image, `(images,)`.
         counted: which images have a loss that counts, bool, `(images,)`; `None` for all.
     """
 
@@ -35,6 +37,8 @@ class Walk:
     gradients: list[tf.Tensor]
     gradients_after: list[tf.Tensor]
     readout_gradients: list[tf.Tensor | None]
+    readout_losses: list[tf.Tensor | None]
+    losses: tf.Tensor
     counted: tf.Tensor | None
 
 
@@ -82,11 +86,15 @@ def walk_with_gradients(chain: Chain, images: tf.Tensor, labels: tf.Tensor) -> W
     else:
         both = [losses, of_readouts] if readouts else [losses]
         gradients, gradients_after, copies = tape.gradient(both, [before, after, readouts])
+    parts = tf.split(of_readouts, len(readouts)) if readouts else []
+    of_blocks = dict(zip(readouts, parts, strict=True))
     return Walk(
         pairs,
         known_gradients(chain, before, gradients),
         known_gradients(chain, after, gradients_after),
         [copies.get(index) for index in range(len(pairs))],
+        [of_blocks.get(index) for index in range(len(pairs))],
+        losses,
         counted_images(chain, labels, shape),
     )
 
