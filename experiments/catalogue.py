@@ -17,12 +17,13 @@ from typing import Any
 
 import keras
 import pandas as pd
+import tensorflow as tf
 
 import tfresidual
 from tfresidual import datasets
 from tfresidual.datasets.description import sizes_of
 from tfresidual.jobs import training
-from tfresidual.jobs.building import build
+from tfresidual.jobs.building import build, compile_for
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import DEPTHS, WIDTHS, Settings, describe, stages_of
 from tfresidual.machine.files import replacing
@@ -35,8 +36,9 @@ PAPERS = {
     "PI": "perturbation_from_identity",
     "IM": "identity_mappings",
 }
-# The sizes whose frames are kept in the repository.
-KEPT = ("small", "longer", "deeper")
+# The sizes whose frames are kept in the repository; `untrained` has the networks of `trained` as
+# they are built.
+KEPT = ("small", "longer", "deeper", "trained", "untrained")
 FRAMES = Path(__file__).parent / "frames"
 # Digits of their numbers: more than any figure or verdict shows.
 DIGITS = 5
@@ -48,6 +50,10 @@ def small_batches(recipe):
     The learning rate is that of the recipe, which is for batches of 128, scaled by the batch.
     """
     return {"batch_size": 16, "learning_rate": recipe.learning_rate * 16 / 128}
+
+
+# Settings of the size `trained`: our recipe for few epochs, in the papers' batches.
+WELL = {"data": "cifar10", "recipe": "one_cycle", "batch_size": 128}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Network:
 
 
 class Untrained(Network):
-    """A network that is measured before any training."""
+    """A network that is measured before any training, with statistics of batch norm from images."""
 
     def train(self, folder, console=None):
         return Trained(self, folder)
@@ -139,6 +145,10 @@ class Entry:
         decided = (one.id for one in STATEMENTS.values() if one.entry == self.id)
         return {self.id, *self.also, *decided, self.paper}
 
+    def measures_at(self, size):
+        """Returns what is measured on its networks: without a training, nothing of its epochs."""
+        return [one for one in self.measures if size != "untrained" or not of_training(one)]
+
     def select(self, frames, size, about=None):
         """Returns the rows of its networks in the frames of its paper, with their labels.
 
@@ -155,7 +165,7 @@ class Entry:
         if not networks:
             raise MissingError(f"no networks at size {size}")
         parts = {}
-        for measure in self.measures:
+        for measure in self.measures_at(size):
             frame = frames.get(measure.__name__, pd.DataFrame({"name": []}))
             missing = sorted(set(networks) - set(frame["name"]))
             if missing:
@@ -248,10 +258,22 @@ def entry(id, asks, networks, measures, also=()):
     def add(draw):
         if id in ENTRIES:
             raise ValueError(f"Argument `id` must be new. Received: id={id!r}")
-        ENTRIES[id] = Entry(id, asks, networks, tuple(measures), draw, tuple(also))
+        ENTRIES[id] = Entry(id, asks, with_controls(networks), tuple(measures), draw, tuple(also))
         return draw
 
     return add
+
+
+def with_controls(networks):
+    """Returns a function from sizes to networks that has those of `trained` as built, too."""
+
+    @functools.wraps(networks)
+    def of(size):
+        if size != "untrained":
+            return networks(size)
+        return [Untrained(one.name, one.settings, one.labels) for one in networks("trained")]
+
+    return of
 
 
 def statement(id, entry, place, says, effect, differs="", cannot=None, about=None):
@@ -365,7 +387,13 @@ class Trained:
 
     @functools.cached_property
     def chain(self):
-        """The chain of the network of the best epoch."""
+        """The chain of the network of the best epoch, or of the one that is not trained."""
+        if isinstance(self.network, Untrained):
+            network = self.untrained()
+            batches = datasets.plain(self._data["train"]).take(UPDATES)
+            settle(network, (images for images, _ in batches))
+            compile_for(network, self.settings, 1)
+            return tfresidual.chain(network)
         return tfresidual.chain(keras.saving.load_model(self.folder / "model.keras"))
 
     def untrained(self):
@@ -397,6 +425,26 @@ class Trained:
         }
 
 
+# Batches after which a moving average of momentum 0.9 has forgotten where it began.
+UPDATES = 60
+
+
+def settle(network, batches):
+    """Gives batch normalization the statistics of images, in place of those it begins with.
+
+    A shared normalization ends with the mean over the applications of its block.
+    """
+    layers = [layer for layer in network._flatten_layers() if hasattr(layer, "momentum")]
+    before = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = 0.9
+    update = tf.function(lambda images: network(images, training=True), reduce_retracing=True)
+    for images in batches:
+        update(images)
+    for layer, momentum in zip(layers, before, strict=True):
+        layer.momentum = momentum
+
+
 def measured(trained: Trained, measure) -> None:
     """Measures a trained network, unless its folder holds the frame already."""
     folder, name = trained.folder / "frames", measure.__name__
@@ -413,6 +461,11 @@ def measured(trained: Trained, measure) -> None:
 
 # In the folder of a network's frames: on how many images of each split each was measured.
 IMAGES = "images.json"
+
+
+def of_training(measure):
+    """Returns whether a measure reads the log of the training."""
+    return getattr(measure, "of_training", False)
 
 
 def counts_of(measure):

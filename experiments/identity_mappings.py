@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import pandas as pd
 from catalogue import (
+    WELL,
     Network,
     Untrained,
     cases_of,
@@ -29,6 +30,13 @@ def shortcuts_of(size):
     """Returns the shortcuts of table 1, changes of the settings by name."""
     # The paper tries exclusive gates of all these biases, and shortcut-only gates of two.
     biases = range(0, -11, -1) if size == "paper" else (0, -6, -10)
+    if size == "trained":
+        one = {"shortcut": "conv1x1"}
+        return {
+            "identity": {},
+            "scaled 0.5, branch 1": {"shortcut": "scaled"},
+            "1x1 convolution": one,
+        }
     return {
         "identity": {},
         "scaled 0.5, branch 1": {"shortcut": "scaled"},
@@ -58,13 +66,14 @@ LAYOUTS = {
 # units is that of identity shortcuts.
 FOLDERS = LAYOUTS | {"original": "identity", "1x1 convolution": "conv1x1"}
 # Layers of the networks of the tables, of which all but table 2 take the first, and of figure 1.
-TABLES = {"smoke": (14,), "small": (38,), "longer": (38,), "paper": (110, 164)}
+TABLES = {"smoke": (14,), "small": (38,), "longer": (38,), "trained": (38,), "paper": (110, 164)}
 DEPTHS = {"smoke": (14, 20), "small": (38, 74), "paper": (110, 164, 1001)}
 # Networks of the paper whose units are bottlenecks; others have pairs of 3x3 convolutions.
 BOTTLENECKS = (164, 1001)
 SEEDS = {"smoke": 1, "small": 2, "paper": 5}
 # Of the layouts, which exist at the size `longer`, too.
-LONGER = SEEDS | {"longer": 1}
+LONGER = SEEDS | {"longer": 1, "trained": 1}
+TRAINED = SEEDS | {"trained": 1}
 COMMON = {
     "smoke": {"width": 4, "epochs": 1, "train_size": 256, "validation": 64, "test_size": 64},
     "small": {
@@ -85,6 +94,7 @@ COMMON = {
         "validation": 5000,
     },
 }
+COMMON["trained"] = WELL | {"width": 8, "epochs": 6}
 COMMON["longer"] = COMMON["small"] | {"epochs": 8, "train_size": 16_000}
 
 
@@ -102,13 +112,15 @@ def of_shortcuts(size, **more):
     """The networks of table 1."""
     return [
         network(size, seed, TABLES[size][0], label, **changes, **more)
-        for seed in range(SEEDS.get(size, 0))
+        for seed in range(TRAINED.get(size, 0))
         for label, changes in shortcuts_of(size).items()
     ]
 
 
 def before_training(size):
     """Untrained networks of all shortcuts, with nothing after their additions."""
+    if size == "trained":
+        return []
     return [
         Untrained(f"untrained-{one.name}", one.settings, one.labels)
         for one in of_shortcuts(size, layout="full_preactivation")
@@ -122,6 +134,7 @@ def of_layouts(size):
         for seed in range(LONGER.get(size, 0))
         for depth in TABLES[size]
         for label, layout in LAYOUTS.items()
+        if size != "trained" or label in ("original", "ReLU before addition", "full pre-activation")
     ]
 
 

@@ -49,13 +49,14 @@ WIDTHS = {
     "small": (4, 8),
     "longer": (8, 8),
     "deeper": (8, 8),
+    "trained": (8, 8),
     "paper": (8, 16, 32, 64),
 }
 SEEDS = {"smoke": 1, "small": 2, "paper": 6}
 # Of the networks that exist at the size `longer` or `deeper`, too.
-LONGER = SEEDS | {"longer": 1}
-DEEPER = SEEDS | {"deeper": 1}
-DEPTH = {"smoke": 2, "small": 5, "longer": 5, "deeper": 16, "paper": 16}
+LONGER = SEEDS | {"longer": 1, "trained": 1}
+DEEPER = SEEDS | {"deeper": 1, "trained": 1}
+DEPTH = {"smoke": 2, "small": 5, "longer": 5, "deeper": 16, "trained": 16, "paper": 16}
 # Blocks of a stage that late coupling leaves out.
 LATE = {"smoke": 1, "small": 2, "paper": 5}
 COMMON = {
@@ -66,6 +67,12 @@ COMMON = {
 }
 COMMON["longer"] = COMMON["small"] | {"train_size": 16_000, "epochs": 8}
 COMMON["deeper"] = COMMON["small"] | {"train_size": 16_000}
+COMMON["trained"] = {"batch_size": 128, "recipe": "one_cycle", "epochs": 7}
+# Other data at the size `trained`. With the rate of CIFAR-10, MNIST was not learnt at all.
+OTHERWISE = {
+    "MNIST": {"recipe": "mnist", "batch_size": 64, "epochs": 2, "train_size": 54_000},
+    "Digitclutter-3": {"epochs": 8, "train_size": 32_000},
+}
 # The data sets of figures 3b and 13, by name: changes of the settings.
 DATA = {
     "CIFAR-10": {"data": "cifar10"},
@@ -117,7 +124,9 @@ def network(size, seed, coupling, width, data="CIFAR-10", bounds="standard", var
         depth = max(depth, LATE[size] + 2)
     common = dict(COMMON[size])
     recipe = training.recipe(changes.get("recipe", changes.get("data", "digitclutter")))
-    if size in ("small", "longer", "deeper"):
+    if size == "trained":
+        changes |= OTHERWISE.get(data, {})
+    elif size in ("small", "longer", "deeper"):
         common |= small_batches(recipe)
         if "digits" in changes:
             # With 8,000 images and the scaled rate, they hardly learned hidden digits.
@@ -125,7 +134,7 @@ def network(size, seed, coupling, width, data="CIFAR-10", bounds="standard", var
     if size == "paper":
         common["epochs"] = recipe.epochs
         common |= {"train_size": 100_000} if "digits" in changes else {}
-    elif "train_size" in changes:
+    elif "train_size" in changes and size != "trained":
         # As many steps as with all images.
         few = min(changes["train_size"], common["train_size"] // 2)
         changes |= {"train_size": few, "epochs": common["epochs"] * common["train_size"] // few}
@@ -199,7 +208,7 @@ def on_clutter(size, seed):
 @over_seeds(DEEPER)
 def improper(size, seed):
     """Networks with bounded branches, and without; two couplings at the size `deeper`."""
-    names = ["ordinary", "coupling 0.9"] if size == "deeper" else COUPLINGS
+    names = ["ordinary", "coupling 0.9"] if size in ("deeper", "trained") else COUPLINGS
     bounds = ("standard", "improperly convergent")
     return [network for name in bounds for network in every(size, seed, names, bounds=name)]
 
@@ -225,10 +234,12 @@ def varied(size, seed):
     return found
 
 
-@over_seeds(SEEDS)
+@over_seeds(SEEDS | {"trained": 1})
 def other_data(size, seed):
     """Networks on other data sets; CIFAR-100 only at full size, since it has to be downloaded."""
     names = [name for name in list(DATA)[1:] if size == "paper" or name != "CIFAR-100"]
+    if size == "trained":
+        names = list(OTHERWISE)
     if size == "smoke":
         # One of a kind.
         names = ["Digitclutter-5", "CIFAR-10, few", "MNIST"]

@@ -8,6 +8,7 @@ import functools
 import numpy as np
 import pandas as pd
 from catalogue import (
+    WELL,
     Case,
     Network,
     cases_of,
@@ -60,11 +61,12 @@ BLOCKS = {
     "smoke": ({32: 2, 38: 3, 56: 3, 110: 4, 146: 5, 182: 6}, 2),
     "small": ({32: 3, 38: 4, 56: 6, 110: 9, 146: 12, 182: 15}, 3),
     "longer": ({110: 9}, 3),
+    "trained": ({38: 6, 56: 9, 110: 18}, 5),
     "paper": ({32: 5, 38: 6, 56: 9, 110: 18, 146: 24, 182: 30}, 5),
 }
 SEEDS = {"smoke": 1, "small": 2, "paper": 4}
-# Of the networks that exist at the size `longer`, too.
-LONGER = SEEDS | {"longer": 1}
+# Of the networks that exist at the sizes `longer` and `trained`, too.
+LONGER = SEEDS | {"longer": 1, "trained": 1}
 COMMON = {
     "smoke": {"width": 4, "epochs": 2, "train_size": 256, "validation": 64, "test_size": 64},
     "small": {
@@ -79,8 +81,13 @@ COMMON = {
     "paper": {"data": "cifar10", "batch_size": 128, "validation": 5000},
 }
 COMMON["longer"] = COMMON["small"] | {"epochs": 10, "train_size": 16_000}
+# One network of ResNet-56 that has learnt says more than many that have begun to.
+COMMON["trained"] = WELL | {"width": 8, "epochs": 4}
+LEARNT = {"width": 16, "epochs": 15}
+# Few images, as they are, until their loss is next to nothing.
+OVERFITTED = {"width": 16, "epochs": 40, "train_size": 8000, "augment": False}
 # Channels of the published networks at the smaller sizes, instead of their own.
-WIDTHS = {"smoke": 4, "small": 16, "paper": None}
+WIDTHS = {"smoke": 4, "small": 16, "trained": 24, "paper": None}
 
 
 def watched(images):
@@ -107,17 +114,29 @@ def network(size, label, seed, is_watched=True, **changes):
     return Network(name, settings, labels, watched if is_watched else clocked)
 
 
-def resnet(size, layers, seed, strategy=None, **kwargs):
+def resnet(size, layers, seed, strategy=None, label=None, **kwargs):
     """The network that stands for a ResNet of the paper, with or without shared blocks."""
     blocks, first = BLOCKS[size]
     shared = {} if strategy is None else {"share_from": first} | STRATEGIES[strategy]
-    label = f"ResNet-{layers}" if strategy is None else f"{layers} {strategy}"
+    label = label or (f"ResNet-{layers}" if strategy is None else f"{layers} {strategy}")
     return network(size, label, seed, depth=6 * blocks[layers] + 2, **shared, **kwargs)
+
+
+def learnt(seed):
+    """ResNet-56 at the size `trained`."""
+    return resnet("trained", 56, seed, **LEARNT)
+
+
+def overfitted(seed):
+    """The same on few images."""
+    return resnet("trained", 56, seed, label="ResNet-56, few images", **OVERFITTED)
 
 
 @over_seeds(LONGER)
 def deep(size, seed):
     """The network that stands for ResNet-110."""
+    if size == "trained":
+        return [learnt(seed), overfitted(seed)]
     return [resnet(size, 110, seed)]
 
 
@@ -126,13 +145,21 @@ def published(size, seed):
     """The four networks of section 4; ResNet-110 alone at the size `longer`."""
     if size == "longer":
         return [resnet(size, 110, seed)]
+    if size == "trained":
+        return [
+            learnt(seed),
+            *(
+                network(size, label, seed, network=DEEP[label], width=WIDTHS[size], epochs=10)
+                for label in ("single representation", "average pooling")
+            ),
+        ]
     others = (
         network(size, label, seed, network=name, width=WIDTHS[size]) for label, name in DEEP.items()
     )
     return [resnet(size, 110, seed), *others]
 
 
-@over_seeds(SEEDS)
+@over_seeds(SEEDS | {"trained": 1})
 def shared(size, seed):
     """Unshared networks of two depths, and the strategies of sharing."""
     return [

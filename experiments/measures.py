@@ -16,7 +16,7 @@ import time
 import keras
 import numpy as np
 import pandas as pd
-import tensorflow as tf
+from catalogue import UPDATES, Untrained, settle
 
 import tfresidual
 from tfresidual import probes
@@ -31,8 +31,6 @@ IMAGES = 2000
 SCALE = 0.3
 # Images whose statistics batch normalization has in a network that is measured before training.
 WARMUP = 512
-# Passes over them, after which a moving average of momentum 0.9 has forgotten where it began.
-UPDATES = 60
 # Images whose paths are measured, a pass per block.
 LINES = 256
 
@@ -59,7 +57,7 @@ def logged_on(**counts):
     """Decorator: a measure reads the log of the training, which was made on so many images."""
 
     def decorate(measure):
-        measure.images = counts
+        measure.images, measure.of_training = counts, True
         return measure
 
     return decorate
@@ -104,19 +102,18 @@ def summary(trained, images):
     error, loss = _error(trained.chain, images["test"])
     train_error, train_loss = _error(trained.chain, images["train"])
     network = trained.untrained()
-    metric = trained.metric
-    return pd.DataFrame(
-        {
-            "error": [error],
-            "train_error": train_error,
-            "loss": loss,
-            "train_loss": train_loss,
-            "best_epoch": trained.log[f"val_{metric}"].idxmax(),
-            "epochs": len(trained.log),
-            "parameters": network.count_params(),
-            "seconds": trained.log["seconds"].sum(),
-        }
-    )
+    found = {
+        "error": [error],
+        "train_error": train_error,
+        "loss": loss,
+        "train_loss": train_loss,
+        "parameters": network.count_params(),
+    }
+    if not isinstance(trained.network, Untrained):
+        log = trained.log
+        found |= {"best_epoch": log[f"val_{trained.metric}"].idxmax(), "epochs": len(log)}
+        found |= {"seconds": log["seconds"].sum()}
+    return pd.DataFrame(found)
 
 
 @logged_on(train=IMAGES_PER_EPOCH, validation=None)
@@ -202,15 +199,7 @@ def signal_of(network, settings, images):
 def first_signal(trained, images):
     """State and gradient at every block before the training, with the statistics of images."""
     network = trained.untrained()
-    # In place of means of 0 and variances of 1. A shared normalization ends with the mean over
-    # the applications of its block.
-    for layer in network._flatten_layers():
-        if hasattr(layer, "momentum"):
-            layer.momentum = 0.9
-    batch = next(iter(images["train"].unbatch().batch(WARMUP)))[0]
-    update = tf.function(lambda: network(batch, training=True))
-    for _ in range(UPDATES):
-        update()
+    settle(network, [next(iter(images["train"].unbatch().batch(WARMUP)))[0]] * UPDATES)
     return signal_of(network, trained.settings, images)
 
 

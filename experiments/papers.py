@@ -8,10 +8,11 @@
 `run` trains the networks that are missing, measures what is missing, and draws. A network is
 trained once for all figures and tables that need it, in a process of its own; after a kill, the
 same command resumes where it stopped. Networks whose frames are kept need no training: those of
-the sizes `small`, `longer` and `deeper` are in experiments/frames (`--anew` trains them all the
-same). Sizes: `smoke` shows that everything works; `small` is for two cores; `longer` is a few of
-the same networks, trained several times as long; `deeper` a few of IC with as many blocks as in the
-paper; `paper` has the settings of the papers, for a GPU.
+all sizes but `smoke` and `paper` are in experiments/frames (`--anew` trains them all the same).
+Sizes: `smoke` shows that everything works; `small` is for two cores; `longer` is a few of the same
+networks, trained several times as long; `deeper` a few of IC with as many blocks as in the paper;
+`trained` few networks that have learnt, some 20 hours of one core; `untrained` the same networks as
+they are built; `paper` has the settings of the papers, for a GPU.
 `page` writes the page of all statements from the frames that are kept in experiments/frames.
 """
 
@@ -28,7 +29,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SIZES = ("smoke", "small", "longer", "deeper", "paper")
+SIZES = ("smoke", "small", "longer", "deeper", "trained", "untrained", "paper")
 FIGURES = HERE.parent / "docs" / "images" / "papers"
 
 
@@ -71,7 +72,8 @@ def networks_of(entries, size):
             key = one.paper, network.name
             if networks.setdefault(key, network).settings != network.settings:
                 raise ValueError(f"Two networks have the name {network.name!r}.")
-            measures.setdefault(key, {}).update({m.__name__: m for m in one.measures})
+            found = {m.__name__: m for m in one.measures_at(size)}
+            measures.setdefault(key, {}).update(found)
     return networks, measures
 
 
