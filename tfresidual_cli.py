@@ -69,7 +69,7 @@ class Depths(click.ParamType):
 
 def option(flag, meaning, default, **kwargs):
     """Returns an option with a default that is only shown here; whoever is called has it."""
-    return click.option(flag, help=f"{meaning}  [default: {default}]", **kwargs)
+    return click.option(flag, help=f"{meaning}  [default: {default}]", default=None, **kwargs)
 
 
 def options_of(kind, names=None, without=(), default=None):

@@ -389,17 +389,20 @@ class Trained:
     def chain(self):
         """The chain of the network of the best epoch, or of the one that is not trained."""
         if isinstance(self.network, Untrained):
-            network = self.untrained()
-            batches = datasets.plain(self._data["train"]).take(UPDATES)
-            settle(network, (images for images, _ in batches))
-            compile_for(network, self.settings, 1)
-            return tfresidual.chain(network)
+            return tfresidual.chain(self.settled())
         return tfresidual.chain(keras.saving.load_model(self.folder / "model.keras"))
 
     def untrained(self):
         """Returns the network before its training, built anew."""
         keras.utils.set_random_seed(self.settings.seed)
         return build(self.settings)
+
+    def settled(self):
+        """Returns the network before its training, with statistics of training images."""
+        network, batches = self.untrained(), self._data["train"].take(UPDATES)
+        settle(network, (images for images, _ in batches))
+        compile_for(network, self.settings, 1)
+        return network
 
     @functools.cached_property
     def metric(self):

@@ -31,11 +31,10 @@ def shortcuts_of(size):
     # The paper tries exclusive gates of all these biases, and shortcut-only gates of two.
     biases = range(0, -11, -1) if size == "paper" else (0, -6, -10)
     if size == "trained":
-        one = {"shortcut": "conv1x1"}
         return {
             "identity": {},
             "scaled 0.5, branch 1": {"shortcut": "scaled"},
-            "1x1 convolution": one,
+            "1x1 convolution": {"shortcut": "conv1x1"},
         }
     return {
         "identity": {},

@@ -15,6 +15,7 @@ from reference.random_network import random_batch, random_network
 
 import tfresidual as tfr
 from tfresidual import callbacks, probes
+from tfresidual.probes.first_order import TERMS
 from tfresidual.probes.signal_propagation import METRICS
 
 pytestmark = pytest.mark.eager
@@ -60,7 +61,7 @@ def marked(names):
 
 
 # What is of images, and not a mean over them.
-OF_IMAGES = ("images", "rank_correlation", "rank_correlation_after", "largest_contraction")
+OF_IMAGES = ("images", *(f"rank_correlation{end}" for end in TERMS), "largest_contraction")
 
 
 @pytest.fixture(scope="module")

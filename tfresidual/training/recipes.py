@@ -176,13 +176,11 @@ def recipe(
     """
     check_choice("name", name, RECIPES)
     found = RECIPES[name]
-    decays = {"weight_decay": weight_decay, "l2": l2}
-    decays = {
-        name: check_number(name, value, at_least=0, at_most=1)
-        for name, value in decays.items()
-        if value is not None
-    }
-    found = dataclasses.replace(found, **decays)
+    if weight_decay is not None:
+        decay = check_number("weight_decay", weight_decay, at_least=0, at_most=1)
+        found = dataclasses.replace(found, weight_decay=decay)
+    if l2 is not None:
+        found = dataclasses.replace(found, l2=check_number("l2", l2, at_least=0, at_most=1))
     return found if learning_rate is None else found.with_learning_rate(learning_rate)
 
 
