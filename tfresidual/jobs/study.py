@@ -213,7 +213,7 @@ def _gradient_tile(frames):
     """Returns the tile that counts the blocks whose mean cosine is significantly below zero."""
     below, undecided, above = findings.count_signs(frames["block_metrics"])
     return (
-        "Blocks that move down the loss gradient",
+        "Blocks with a negative cosine with the loss gradient",
         f"{below} of {below + undecided + above}",
         f"mean cosine below zero by more than two standard errors on test images; {undecided} "
         "undecided; blocks that change the shape are not counted",

@@ -138,8 +138,10 @@ DECLARATION = Probe(
                 "loss there, averaged over images."
             ),
             reading=(
-                "Below zero, a block moves the state so that the loss falls, to first order. "
-                "Near zero, its step is perpendicular to the gradient. Columns whose names "
+                "Below zero, what a block adds points to where the loss falls, to first order and "
+                "in the mean over the images: single images may have the other sign, and the mean "
+                "loss need not fall, which 'Does the gradient predict what a block does?' shows. "
+                "Near zero, the step is perpendicular to the gradient. Columns whose names "
                 "end in _se are standard errors over the images. Blocks that change the shape "
                 "of the state do not add to their input and are left out."
             ),
