@@ -70,9 +70,9 @@ DEPTHS = {"smoke": (14, 20), "small": (38, 74), "paper": (110, 164, 1001)}
 # Networks of the paper whose units are bottlenecks; others have pairs of 3x3 convolutions.
 BOTTLENECKS = (164, 1001)
 SEEDS = {"smoke": 1, "small": 2, "paper": 5}
-# Of the layouts, which exist at the size `longer`, too.
-LONGER = SEEDS | {"longer": 1, "trained": 1}
 TRAINED = SEEDS | {"trained": 1}
+# Of the layouts, which exist at the size `longer`, too.
+LONGER = TRAINED | {"longer": 1}
 COMMON = {
     "smoke": {"width": 4, "epochs": 1, "train_size": 256, "validation": 64, "test_size": 64},
     "small": {

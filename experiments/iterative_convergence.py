@@ -53,7 +53,7 @@ WIDTHS = {
     "paper": (8, 16, 32, 64),
 }
 SEEDS = {"smoke": 1, "small": 2, "paper": 6}
-# Of the networks that exist at the size `longer` or `deeper`, too.
+# Of the networks that exist at the size `longer` or `deeper`, and at `trained`, too.
 LONGER = SEEDS | {"longer": 1, "trained": 1}
 DEEPER = SEEDS | {"deeper": 1, "trained": 1}
 DEPTH = {"smoke": 2, "small": 5, "longer": 5, "deeper": 16, "trained": 16, "paper": 16}
@@ -207,7 +207,7 @@ def on_clutter(size, seed):
 
 @over_seeds(DEEPER)
 def improper(size, seed):
-    """Networks with bounded branches, and without; two couplings at the size `deeper`."""
+    """Networks with bounded branches, and without; two couplings if stages have 16 blocks."""
     names = ["ordinary", "coupling 0.9"] if size in ("deeper", "trained") else COUPLINGS
     bounds = ("standard", "improperly convergent")
     return [network for name in bounds for network in every(size, seed, names, bounds=name)]

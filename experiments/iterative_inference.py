@@ -142,21 +142,19 @@ def deep(size, seed):
 
 @over_seeds(LONGER)
 def published(size, seed):
-    """The four networks of section 4; ResNet-110 alone at the size `longer`."""
+    """The four networks of section 4; ResNet-110 alone at the size `longer`, three at `trained`."""
     if size == "longer":
         return [resnet(size, 110, seed)]
     if size == "trained":
-        return [
-            learnt(seed),
-            *(
-                network(size, label, seed, network=DEEP[label], width=WIDTHS[size], epochs=10)
-                for label in ("single representation", "average pooling")
-            ),
-        ]
+        first, more = learnt(seed), {"epochs": 10}
+        labels = ("single representation", "average pooling")
+    else:
+        first, more, labels = resnet(size, 110, seed), {}, DEEP
     others = (
-        network(size, label, seed, network=name, width=WIDTHS[size]) for label, name in DEEP.items()
+        network(size, label, seed, network=DEEP[label], width=WIDTHS[size], **more)
+        for label in labels
     )
-    return [resnet(size, 110, seed), *others]
+    return [first, *others]
 
 
 @over_seeds(SEEDS | {"trained": 1})

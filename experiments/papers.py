@@ -7,12 +7,12 @@
 
 `run` trains the networks that are missing, measures what is missing, and draws. A network is
 trained once for all figures and tables that need it, in a process of its own; after a kill, the
-same command resumes where it stopped. Networks whose frames are kept need no training: those of
-all sizes but `smoke` and `paper` are in experiments/frames (`--anew` trains them all the same).
+same command resumes where it stopped. Networks whose frames are kept in experiments/frames, of all
+sizes but `smoke` and `paper`, need no training (`--anew` trains them all the same).
 Sizes: `smoke` shows that everything works; `small` is for two cores; `longer` is a few of the same
 networks, trained several times as long; `deeper` a few of IC with as many blocks as in the paper;
-`trained` few networks that have learnt, some 20 hours of one core; `untrained` the same networks as
-they are built; `paper` has the settings of the papers, for a GPU.
+`trained` is few networks, most of them on 48,000 images; `untrained` the same networks as they are
+built; `paper` has the settings of the papers, for a GPU.
 `page` writes the page of all statements from the frames that are kept in experiments/frames.
 """
 

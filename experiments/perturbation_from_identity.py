@@ -36,8 +36,8 @@ COMMON = {
     "small": {"width": 8, "epochs": 5, "train_size": 12_000, "test_size": 5000},
     "paper": {"recipe": "hauser", "epochs": 200, "validation": 5000},
 }
-# Over six times the steps.
 COMMON["trained"] = WELL | {"width": 8, "epochs": 4, "train_size": 48_000}
+# Over six times the steps.
 COMMON["longer"] = COMMON["small"] | {"epochs": 8, "batch_size": 16, "learning_rate": 0.025}
 # The largest mean scaled perturbation of the rule. The paper takes 0.1, which is met at 34 blocks
 # and more; in shallower networks it is larger.

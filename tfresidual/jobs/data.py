@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual.datasets.image_file import array_datasets, open_file, reader_of
-from tfresidual.jobs.settings import Settings, check, recipe_of, split_sizes
+from tfresidual.jobs.settings import Settings, augments, check, split_sizes
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.console import say
 
@@ -57,8 +57,7 @@ def prepare(
         settings.data,
         digits=settings.digits,
         batch_size=settings.batch_size,
-        # A recipe with augmentation leaves the choice to the dataset: digits are not augmented.
-        augment=None if settings.augment and recipe_of(settings).augment else False,
+        augment=augments(settings),
         shuffle=True,
         seed=settings.seed,
         pixels=pixels,

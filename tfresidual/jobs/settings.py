@@ -140,6 +140,12 @@ def recipe_of(settings: Settings) -> training.Recipe:
     return training.recipe(name, settings.learning_rate, settings.weight_decay, settings.l2)
 
 
+def augments(settings: Settings) -> bool:
+    """Returns whether training images are flipped and cropped: as settings, recipe and data say."""
+    is_usual = is_augmented(settings.data, None)
+    return settings.augment and recipe_of(settings).augment and is_usual
+
+
 def stages_of(settings: Settings) -> int:
     """Returns the number of stages of a network that can have any number of them."""
     return settings.stages or STAGES
@@ -160,7 +166,7 @@ def used(settings: Settings) -> dict[str, Any]:
         "learning_rate": recipe.learning_rate,
         "weight_decay": recipe.weight_decay or None,
         "l2": recipe.l2 or None,
-        "augment": settings.augment and recipe.augment and is_augmented(settings.data, None),
+        "augment": augments(settings),
         "train_size": train_size,
         "test_size": test_size,
     }

@@ -162,8 +162,7 @@ def recipe(
 
     `"one_cycle"` is for few epochs, and in no paper: the rate rises from 0.01 to 0.4 in the first
     quarter of the training and falls to 0 in the rest, with Nesterov's momentum and decoupled
-    weight decay of 5e-4, for batches of 128. The papers print no weight decay, and the other
-    recipes have none.
+    weight decay of 5e-4, for batches of 128. The other recipes have no weight decay.
 
     Args:
         name: for Jastrzebski et al. 2018, the network: `"resnet110"`, `"single_representation"`,
