@@ -128,8 +128,8 @@ class ConvergenceIndices(ProbeCallback):
     Publishes `"stage1/convergence_index"`, `"stage1/recurrence_index"` and
     `"stage1/divergence_index"` for every stage, and their means as `"convergence_index"` and so on;
     also `"stage1/agreement_convergence_index"` and so on, for agreement with the whole network
-    instead of the error on the labels. All are NaN while the error of the network is at chance or
-    above.
+    instead of the error on the labels. All are NaN while the error of the network is not below
+    chance by more than two standard errors over the images.
 
     Example:
 

@@ -2,8 +2,8 @@
 
 A figure or table of a paper is an `Entry`: a function that draws frames, with the networks it needs
 and the measurements it is drawn from. A published statement is a `Statement`: a function from the
-same frames to `Case`s, one per seed or network, from which its verdict follows. Both are added with
-a decorator, in the file of their paper.
+same frames to `judging.Case`s, one per seed or network, from which its class follows. Both are
+added with a decorator, in the file of their paper.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import keras
 import pandas as pd
 import tensorflow as tf
+from judging import NOT_RUN, Case, Judged, class_of, has_value
 
 import tfresidual
 from tfresidual import datasets
@@ -36,9 +38,10 @@ PAPERS = {
     "PI": "perturbation_from_identity",
     "IM": "identity_mappings",
 }
-# The sizes whose frames are kept in the repository; `untrained` has the networks of `trained` as
-# they are built.
-KEPT = ("small", "longer", "deeper", "trained", "untrained")
+# Sizes of trained networks whose frames are kept in the repository, best trained first, with that
+# of the same networks as they are built.
+CONTROLS = {"trained": "untrained", "small": "untrained-small"}
+KEPT = (*CONTROLS, *CONTROLS.values())
 FRAMES = Path(__file__).parent / "frames"
 # Digits of their numbers: more than any figure or verdict shows.
 DIGITS = 5
@@ -77,6 +80,10 @@ class Network:
         """Trains it, or resumes its training, and returns a `Trained`."""
         training.train(folder, self.settings, console, self.callbacks)
         return Trained(self, folder)
+
+    def untrained(self):
+        """Returns the same network, to be measured before its training."""
+        return Untrained(self.name, self.settings, self.labels)
 
     def operations(self):
         """Returns about how many multiplications its training takes."""
@@ -147,7 +154,8 @@ class Entry:
 
     def measures_at(self, size):
         """Returns what is measured on its networks: without a training, nothing of its epochs."""
-        return [one for one in self.measures if size != "untrained" or not of_training(one)]
+        is_control = size in CONTROLS.values()
+        return [one for one in self.measures if not (is_control and of_training(one))]
 
     def select(self, frames, size, about=None):
         """Returns the rows of its networks in the frames of its paper, with their labels.
@@ -191,35 +199,24 @@ class MissingError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-    """What one seed, or one network, says about a statement.
-
-    Attributes:
-        holds: whether the statement holds.
-        effect: the number that shows how much.
-        name: the seed or the network.
-    """
-
-    holds: bool
-    effect: float
-    name: Any
-
-
-@dataclasses.dataclass(frozen=True)
 class Statement:
-    """A published statement.
+    """A published statement: one claim.
 
     Attributes:
         id: as in the paper's figure, such as `"II-2a"`.
         entry: id of the entry whose frames decide it.
         place: where the paper says it.
-        says: the statement.
-        effect: what the effect of its cases is, with its unit.
+        says: the claim, in about twelve words.
+        paper_says: the paper's own number, as text; empty if it prints none.
+        effect: what the effect of its cases is, with its unit, and for which it holds.
         cases: function from the frames of the entry to `Case`s.
         about: function from the networks of the entry to those that decide it, the only ones whose
             rows `cases` is given; `None` if all do.
-        differs: what differs from the paper's setting, besides the size, and why the statement
-            fails.
+        gate: function from the frames to what the networks must have learnt or be and have not, and
+            what would meet it, as text; empty if they can decide it. `None` if any network can.
+        is_learnt: whether it says what training does, so that networks before their training are
+            its control; not if it is about errors, epochs, or networks as they are built.
+        note: what differs from the paper's setting, or should be known of the criterion.
         cannot: why there are no networks at some sizes, or `None`.
     """
 
@@ -227,10 +224,13 @@ class Statement:
     entry: str
     place: str
     says: str
+    paper_says: str
     effect: str
     cases: Callable[[dict[str, pd.DataFrame]], Iterable[Case]]
     about: Callable[[list[Network]], list[Network]] | None = None
-    differs: str = ""
+    gate: Callable[[dict[str, pd.DataFrame]], str] | None = None
+    is_learnt: bool = True
+    note: str = ""
     cannot: str | None = None
 
     @property
@@ -243,9 +243,39 @@ class Statement:
         found = ENTRIES[self.entry].networks(size)
         return found if self.about is None else self.about(found)
 
-    def judged(self, frames, size):
-        """Returns its cases, from the frames of its paper; raises the error of `Entry.select`."""
-        return list(self.cases(ENTRIES[self.entry].select(frames, size, self.about)))
+    def rows(self, frames, size):
+        """Returns the rows that decide it; raises the error of `Entry.select`."""
+        return ENTRIES[self.entry].select(frames, size, self.about)
+
+    def judged(self, frames, size, untrained=None):
+        """Judges it by the frames of its paper.
+
+        Args:
+            frames: the frames at a size.
+            size: the size.
+            untrained: the frames of the same networks before their training.
+
+        Returns:
+            A `judging.Judged`.
+        """
+        try:
+            rows = self.rows(frames, size)
+        except MissingError as error:
+            return Judged(NOT_RUN, size, why=self.cannot or str(error))
+        found = tuple(self.cases(rows))
+        asked, before = "" if self.gate is None else self.gate(rows), ()
+        why = f"needs {asked}" if asked else ""
+        if self.is_learnt:
+            try:
+                before = tuple(self.cases(self.rows(untrained or {}, CONTROLS.get(size, size))))
+            except MissingError:
+                why = why or "the same networks before their training were not measured"
+        valued = [case for case in found if has_value(case)]
+        if not valued:
+            why = why or "no network has a value"
+        elif any(case.holds is None and not case.effect.known for case in valued):
+            why = why or "the noise of these networks was not measured"
+        return Judged(class_of(found, before, why), size, found, before, why)
 
 
 ENTRIES: dict[str, Entry] = {}
@@ -265,19 +295,18 @@ def entry(id, asks, networks, measures, also=()):
 
 
 def with_controls(networks):
-    """Returns a function from sizes to networks that has those of `trained` as built, too."""
+    """Returns a function from sizes to networks that has the controls of `CONTROLS`, too."""
 
     @functools.wraps(networks)
     def of(size):
-        if size != "untrained":
-            return networks(size)
-        return [Untrained(one.name, one.settings, one.labels) for one in networks("trained")]
+        trained = {control: size for size, control in CONTROLS.items()}.get(size)
+        return networks(size) if trained is None else [one.untrained() for one in networks(trained)]
 
     return of
 
 
-def statement(id, entry, place, says, effect, differs="", cannot=None, about=None):
-    """Decorator: adds a statement, whose cases the function returns."""
+def statement(id, entry, place, says, effect, paper_says="", **more):
+    """Decorator: adds a `Statement`, whose cases the function returns."""
 
     def add(cases):
         if id in STATEMENTS or entry not in ENTRIES:
@@ -285,7 +314,7 @@ def statement(id, entry, place, says, effect, differs="", cannot=None, about=Non
                 "Argument `id` must be new and `entry` the id of an entry. Received: "
                 f"id={id!r}, entry={entry!r}"
             )
-        STATEMENTS[id] = Statement(id, entry, place, says, effect, cases, about, differs, cannot)
+        STATEMENTS[id] = Statement(id, entry, place, says, paper_says, effect, cases, **more)
         return cases
 
     return add
@@ -331,13 +360,24 @@ def entries_of(paper):
     return [one for one in ENTRIES.values() if one.paper == paper]
 
 
-def per_seed(frame, function):
-    """Returns the cases of a function `(rows of a seed) -> (holds, effect)`."""
-    return [
-        Case(bool(holds), float(effect), f"seed {seed}")
-        for seed, rows in frame.groupby("seed", sort=True)
-        for holds, effect in [function(rows)]
-    ]
+def cases_by(frame, keys, function):
+    """Returns the cases of a function `(rows) -> (effect, holds)`, one per value of columns."""
+    found = []
+    for key, rows in frame.groupby([*keys], sort=False):
+        named = dict(zip(keys, key, strict=True))
+        names = (f"seed {value}" if of == "seed" else str(value) for of, value in named.items())
+        found.append(Case(", ".join(names), *function(rows)))
+    return found
+
+
+def cases_of(table, function):
+    """Returns the cases of a function `(row of a table) -> (effect, holds)`."""
+    found = []
+    for key, row in table.iterrows():
+        key = key if isinstance(key, tuple) else (key,)
+        name = ", ".join(f"{k} {v}" for k, v in zip(table.index.names, key, strict=True))
+        found.append(Case(name, *function(row)))
+    return found
 
 
 def table_by(frame, index, columns, values):
@@ -345,26 +385,51 @@ def table_by(frame, index, columns, values):
     return frame.groupby([*index, *columns])[values].mean().unstack([*columns])
 
 
-def cases_of(table, function):
-    """Returns the cases of a function `(row of a table) -> (holds, effect)`."""
-    found = []
-    for key, row in table.iterrows():
-        holds, effect = function(row)
-        key = key if isinstance(key, tuple) else (key,)
-        name = ", ".join(f"{k} {v}" for k, v in zip(table.index.names, key, strict=True))
-        found.append(Case(bool(holds), float(effect), name))
-    return found
+def errors_of(rows, column):
+    """Returns the standard errors of a column, NaN if they were not measured."""
+    name = f"{column}_se"
+    return (rows[name] if name in rows else rows[column] * math.nan).to_numpy(float)
 
 
-def spearman(frame, one, other):
-    """Returns the rank correlation of two columns, over the rows that have both."""
-    return frame[[one, other]].dropna().corr("spearman").iloc[0, 1]
+def gates(*asked):
+    """Returns a gate that names the first of several that is not met."""
+    return lambda frames: next(filter(None, (one(frames) for one in asked)), "")
 
 
-def verdict_of(cases):
-    """Returns `"holds"`, `"mixed"` or `"fails"`."""
-    holding = [case.holds for case in cases]
-    return "holds" if all(holding) else "mixed" if any(holding) else "fails"
+def errs_under(limit):
+    """Returns a gate of networks whose test error is under a limit."""
+
+    def gate(frames):
+        most = frames["summary"]["error"].max()
+        is_met = most < limit
+        return "" if is_met else f"a test error under {100 * limit:.3g} %; it is {100 * most:.1f} %"
+
+    return gate
+
+
+def fits_under(limit):
+    """Returns a gate of networks whose loss on training images is under a limit, in nats."""
+
+    def gate(frames):
+        most = frames["summary"]["train_loss"].max()
+        return "" if most < limit else f"a training loss under {limit:g} nats; it is {most:.3g}"
+
+    return gate
+
+
+def has_seeds(least):
+    """Returns a gate of networks of several seeds."""
+
+    def gate(frames):
+        found = frames["summary"]["seed"].nunique()
+        return "" if found >= least else f"{least} seeds or more; there {verb(found)}"
+
+    return gate
+
+
+def verb(number):
+    """Returns how many there are, in words."""
+    return f"is {number}" if number == 1 else f"are {number}"
 
 
 class Trained:

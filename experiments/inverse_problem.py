@@ -22,6 +22,8 @@ KINDS = {
     "recurrent ResNet": "recurrent",
 }
 EXTRA = 16
+# Points on which the estimates are measured.
+POINTS = 500
 # The solutions that are drawn: the point that the axes of the paper's figure suggest, and two more.
 SOLUTIONS = np.float32([[1.0, 1.0], [-1.2, 0.4], [0.6, -1.5]])
 TEST_SEED = 10**6
@@ -34,7 +36,7 @@ class Training:
     Attributes:
         kind: kind of the network, or `None` for the algorithm.
         seed: determines the initial weights and the points.
-        epochs: number of epochs of 2,048 points.
+        epochs: number of epochs of 2,048 points; 0 for a network as it is built.
     """
 
     kind: str | None
@@ -52,6 +54,10 @@ class PointNetwork(Network):
             with written(path) as beside:
                 network.save(beside)
         return TrainedOnPoints(self, folder)
+
+    def untrained(self):
+        """Returns the same network, to be measured before its training; the algorithm has none."""
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, epochs=0))
 
     def operations(self):
         """Returns 0: its training takes seconds."""
@@ -87,6 +93,8 @@ def trained(settings):
         return networks.error_correcting_network()
     keras.utils.set_random_seed(settings.seed)
     network = networks.InverseProblemNetwork(settings.kind)
+    if not settings.epochs:
+        return network
     x, z = datasets.inverse_problem(2048, seed=settings.seed)
     steps = settings.epochs * len(x) // 64
     rate = keras.optimizers.schedules.CosineDecay(3e-3, steps)
@@ -96,8 +104,8 @@ def trained(settings):
 
 
 def trajectories(trained):
-    """How the estimates of a network move, as numbers, on 500 points."""
-    x, z = datasets.inverse_problem(500, seed=TEST_SEED)
+    """How the estimates of a network move, as numbers, on `POINTS` points."""
+    x, z = datasets.inverse_problem(POINTS, seed=TEST_SEED)
     return probes.trajectory_summary(**trained.frames(x), solutions=z)
 
 

@@ -17,18 +17,27 @@ import keras
 import numpy as np
 import pandas as pd
 from catalogue import UPDATES, Untrained, settle
+from judging import share
 
 import tfresidual
 from tfresidual import probes
 from tfresidual.jobs.building import compile_for
 from tfresidual.jobs.training import IMAGES_PER_EPOCH
 from tfresidual.probes import from_logs
+from tfresidual.probes.convergence_indices import (
+    INDICES,
+    convergence_index,
+    divergence_index,
+    recurrence_index,
+)
 from tfresidual.routing import routes
 
 # Images of each split on which trained networks are measured, if not on all.
 IMAGES = 2000
-# Scale of the branch of a repeated block. Jastrzebski et al. 2018 do not say which one they use.
-SCALE = 0.3
+# Scales of the branch of a repeated block. Jastrzebski et al. 2018 do not say which one they use.
+SCALES = (0.02, 0.05, 0.1, 0.3)
+# Repetitions of the last block.
+TIMES = 20
 # Images whose statistics batch normalization has in a network that is measured before training.
 WARMUP = 512
 # Images whose paths are measured, a pass per block.
@@ -137,16 +146,59 @@ def by_epoch(trained):
     return from_logs(trained.log)
 
 
+PLACE = ["split", "stage", "block"]
+
+
+def with_errors(means, each, keys=PLACE):
+    """Returns means with the standard errors over images of columns that have none, as `..._se`.
+
+    Args:
+        means: a frame of means.
+        each: the same of every image.
+        keys: columns that tell the rows of `means` apart.
+    """
+    numbers = [
+        name for name in means if name in each and name not in keys and f"{name}_se" not in means
+    ]
+    errors = each.groupby(keys)[numbers].sem().add_suffix("_se")
+    return means.merge(errors.reset_index(), on=keys, how="left")
+
+
 @on(train=IMAGES, test=IMAGES)
 def block_metrics(trained, images):
     """Cosine loss, l2 ratio, gradient norm and perturbations of every block, of two splits."""
-    return probes.block_metrics(trained.chain, images)
+    each = probes.block_metrics(trained.chain, images, per_image=True)
+    return with_errors(probes.block_metrics(trained.chain, images), each)
+
+
+def _first_orders(trained, images):
+    """Returns the first-order terms of every image, which are measured once."""
+    if "first_order" not in trained.kept:
+        found = probes.first_order(trained.chain, images, per_image=True)
+        trained.kept["first_order"] = found
+    return trained.kept["first_order"]
 
 
 @on(train=IMAGES, test=IMAGES)
 def first_order(trained, images):
     """The first-order term of every block against what it does to the loss."""
-    return probes.first_order(trained.chain, images)
+    each = _first_orders(trained, images)
+    return with_errors(probes.first_order(trained.chain, images), each)
+
+
+@on(train=IMAGES, test=IMAGES)
+def stage_sums(trained, images):
+    """The head's first-order terms, summed along the last stage, and the change of its loss."""
+    each = _first_orders(trained, images)
+    each = each[each["stage"] == each["stage"].max()].dropna(subset=["first_order_readout"])
+    sums = each.groupby(["split", "image"])[["first_order_readout", "readout_change"]].sum()
+    parts = sums.groupby("split")
+    found = parts.mean().join(parts.sem().add_suffix("_se"))
+    # Both are measured on the same images: the noise of a quotient is that of what it leaves over.
+    ratio = found["first_order_readout"] / found["readout_change"]
+    left = sums["first_order_readout"] - sums["readout_change"].mul(ratio, level="split")
+    noise = left.groupby("split").sem() / found["readout_change"].abs()
+    return found.assign(ratio=ratio, ratio_se=noise).reset_index()
 
 
 @on(test=IMAGES)
@@ -158,25 +210,110 @@ def drop_blocks(trained, images):
 @on(test=IMAGES)
 def perturbation(trained, images):
     """How far every block moves the state."""
-    return probes.perturbation(trained.chain, images)
+    each = probes.perturbation(trained.chain, images, per_image=True)
+    return with_errors(probes.perturbation(trained.chain, images), each)
+
+
+SCORES = ["accuracy", "cross_entropy", "entropy"]
+
+
+def with_steps(each, keys):
+    """Returns means of `SCORES` along blocks, with steps and changes and their standard errors.
+
+    A step is the change from the row before to this one, a change that from the first row, both of
+    the same images.
+
+    Args:
+        each: frame of every image, with the columns `block`, `image` and `SCORES`.
+        keys: columns that tell curves apart.
+    """
+    found = []
+    for key, rows in each.groupby(keys, sort=False):
+        tables = rows.pivot(index="image", columns="block", values=SCORES)
+        parts = {"block": rows["block"].unique(), "images": len(tables)}
+        for name in SCORES:
+            table = tables[name]
+            compared = {"step": table.diff(axis=1), "change": table.sub(table.iloc[:, 0], axis=0)}
+            parts |= {name: table.mean().to_numpy()}
+            for kind, values in compared.items():
+                parts |= {f"{name}_{kind}": values.mean().to_numpy()}
+                parts |= {f"{name}_{kind}_se": values.sem().to_numpy()}
+        found.append(pd.DataFrame(dict(zip(keys, key, strict=True)) | parts))
+    return pd.concat(found, ignore_index=True)
+
+
+@on(test=IMAGES)
+def readouts(trained, images):
+    """The predictions of the head after every block of the last stage, from block to block."""
+    stage = trained.chain.stages[-1]
+    names = {
+        (route := routes.readout(trained.chain, stage.index, block)).name: (block, route)
+        for block in stage.exits
+    }
+    each = probes.evaluate_routes(
+        trained.chain, images, [route for _, route in names.values()], per_image=True
+    )
+    each["block"] = each["route"].map({name: block for name, (block, _) in names.items()})
+    return with_steps(each.assign(accuracy=1 - each["error"]), ["split"])
 
 
 @on(train=IMAGES, test=IMAGES)
 def borderline(trained, images):
     """Groups of images after each of the last blocks and as the last one is repeated."""
-    frames = [
-        probes.borderline(trained.chain, images, times=20, scale=scale) for scale in (1.0, SCALE)
-    ]
-    return pd.concat(frames).drop_duplicates(["split", "along", "scale", "block", "group"])
+    found = []
+    for scale in (1.0, *SCALES):
+        each = probes.borderline(trained.chain, images, times=TIMES, scale=scale, per_image=True)
+        if scale != 1:
+            # The blocks as they are trained are the same for all scales.
+            each = each[each["along"] == "repetitions"].assign(scale=scale)
+        # Groups are those at the start of a curve.
+        first = each["block"] == each.groupby("along")["block"].transform("min")
+        start = each[first].set_index(["split", "along", "image"])
+        members = {"borderline": start["borderline"], "correct": start["correct"]}
+        members["all"] = start["correct"] | True
+        place = pd.MultiIndex.from_frame(each[["split", "along", "image"]])
+        for group, of in members.items():
+            chosen = each[of.reindex(place).to_numpy(bool)].assign(group=group, scale=scale)
+            found.append(with_steps(chosen, ["split", "along", "scale", "group"]))
+    return pd.concat(found, ignore_index=True)
+
+
+@on(test=IMAGES)
+def next_block(trained, images):
+    """Groups of images by the read-out before each of the last blocks, which the block changes."""
+    return probes.borderline(trained.chain, images, times=0, groups="next block")
 
 
 @on(train=IMAGES, test=IMAGES)
 def repetitions(trained, images):
-    """The last block of every stage repeated twenty times, as it is and with a scaled branch."""
-    return pd.concat(
-        probes.repeat_last_block(trained.chain, images, times=20, scale=scale)
-        for scale in (1.0, SCALE)
+    """The last block of every stage repeated, as it is and with a scaled branch."""
+    found = pd.concat(
+        probes.repeat_last_block(trained.chain, images, times=TIMES, scale=scale)
+        for scale in (1.0, *SCALES)
     )
+    return found.merge(_growth(trained, images), on=["split", "stage"], how="left")
+
+
+def _growth(trained, images):
+    """Returns how much further the last of the repetitions leads than the first, per stage."""
+    stages = [stage for stage in trained.chain.stages if stage.can_repeat]
+    asked = [
+        routes.repeat_last_block(trained.chain, stage.index, times)
+        for stage in stages
+        for times in (1, TIMES)
+    ]
+    each = probes.evaluate_routes(trained.chain, images, asked, per_image=True)
+    found = []
+    for split, rows in each.groupby("split"):
+        by_route = rows.groupby("route", sort=False)
+        for stage, first, last in zip(stages, asked[::2], asked[1::2], strict=True):
+            column = f"stage{stage.index}_distance"
+            one, other = (by_route.get_group(of.name)[column].to_numpy() for of in (first, last))
+            with np.errstate(over="ignore", invalid="ignore"):
+                growth = other.mean() / one.mean()
+                noise = np.std(other - growth * one, ddof=1) / len(one) ** 0.5 / one.mean()
+            found.append((split, stage.index, growth, noise))
+    return pd.DataFrame(found, columns=["split", "stage", "growth", "growth_se"])
 
 
 @on(train=WARMUP, validation=WARMUP)
@@ -192,7 +329,9 @@ def initial_signal(trained, images):
 def signal_of(network, settings, images):
     """Returns the state and the gradient at every block of an untrained network."""
     compile_for(network, settings, 1)
-    return probes.signal_propagation(tfresidual.chain(network), images)
+    chain = tfresidual.chain(network)
+    each = probes.signal_propagation(chain, images, per_image=True)
+    return with_errors(probes.signal_propagation(chain, images), each)
 
 
 @on(train=WARMUP, validation=WARMUP)
@@ -223,8 +362,54 @@ def route_errors(trained, images):
 
 @on(test=IMAGES)
 def indices(trained, images):
-    """The convergence, recurrence and divergence index of every stage."""
-    return _convergence(trained, images)[1]
+    """The convergence, recurrence and divergence index of every stage, with standard errors."""
+    routes, found = _convergence(trained, images)
+    parts = []
+    for basis, rows in found.groupby("basis", sort=False):
+        moved = [_moved_indices(routes, basis, rows, *by) for by in ((0, 0), (1, 0), (0, 1))]
+        errors = np.hypot(moved[1] - moved[0], moved[2] - moved[0])
+        parts.append(rows.assign(**{f"{name}_se": errors[:, i] for i, name in enumerate(INDICES)}))
+    return pd.concat(parts)
+
+
+def _moved_indices(routes, basis, rows, of_routes, of_whole):
+    """Returns the indices of every stage, and their means, with errors moved by their noise.
+
+    All routes are measured on the same images. Their errors are taken to rise and fall together, so
+    that none of their noise averages out, and that with which they are compared apart from them.
+
+    Args:
+        routes: the frames of three kinds of routes, by name.
+        basis: that of the indices.
+        rows: the rows of the indices, with the error of the network and that of guessing.
+        of_routes: by how many standard errors the errors on the routes are moved.
+        of_whole: by how many those with which they are compared are moved: that of the whole
+            network, or that without the last block.
+    """
+
+    def moved(errors, by):
+        return np.array([one + by * share(one, IMAGES).se for one in errors])
+
+    def of(name, stage):
+        part = routes[name][routes[name]["stage"] == stage]
+        return (part["error"] if basis == "labels" else 1 - part["agreement"]).to_numpy()
+
+    (error,), chance = moved(rows["error"].iloc[:1], of_whole), rows["chance"].iloc[0]
+    found = []
+    for stage in rows["stage"].iloc[:-1]:
+        dropped = of("drop_blocks", stage)
+        without = [*moved(dropped[:-1], of_routes), *moved(dropped[-1:], of_whole)]
+        # Without the row of no repetition.
+        repeated = moved(of("repeat_last_block", stage)[1:], of_routes)
+        read = moved(of("readout", stage), of_routes)
+        found.append(
+            [
+                convergence_index(read, error, chance),
+                recurrence_index(without, chance),
+                divergence_index(repeated, error, chance),
+            ]
+        )
+    return np.array([*found, np.mean(found, axis=0)])
 
 
 def weights(trained):

@@ -9,10 +9,9 @@
 trained once for all figures and tables that need it, in a process of its own; after a kill, the
 same command resumes where it stopped. Networks whose frames are kept in experiments/frames, of all
 sizes but `smoke` and `paper`, need no training (`--anew` trains them all the same).
-Sizes: `smoke` shows that everything works; `small` is for two cores; `longer` is a few of the same
-networks, trained several times as long; `deeper` a few of IC with as many blocks as in the paper;
-`trained` is few networks, most of them on 48,000 images; `untrained` the same networks as they are
-built; `paper` has the settings of the papers, for a GPU.
+Sizes: `smoke` shows that everything works; `small` is for two cores; `trained` is few networks,
+most of them on 48,000 images; `untrained` and `untrained-small` are the networks of these two as
+they are built; `paper` has the settings of the papers, for a GPU.
 `page` writes the page of all statements from the frames that are kept in experiments/frames.
 """
 
@@ -29,7 +28,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SIZES = ("smoke", "small", "longer", "deeper", "trained", "untrained", "paper")
+SIZES = ("smoke", "small", "untrained-small", "trained", "untrained", "paper")
 FIGURES = HERE.parent / "docs" / "images" / "papers"
 
 
@@ -200,8 +199,8 @@ def rate_of(catalogue, size, out):
 def listed(arguments):
     """Prints every figure and table with its state, and what its statements are decided by."""
     catalogue = load()
-    from statements import judged
-
+    control = catalogue.CONTROLS.get(arguments.size)
+    before = {p: catalogue.read_frames(control, p) for p in catalogue.PAPERS if control}
     for one in catalogue.ENTRIES.values():
         networks, measures = networks_of([one], arguments.size)
         left = missing(networks, measures, arguments.out, arguments.size)
@@ -216,9 +215,8 @@ def listed(arguments):
         print(f"{one.id:8} {state:20} {question}")
         for statement in catalogue.STATEMENTS.values():
             if statement.entry == one.id:
-                found = judged(statement, kept, arguments.size)
-                by = f"  {found.cases} cases: {found.networks}" if found.cases else ""
-                print(f"    {statement.id:8} {found.verdict}{by}")
+                found = statement.judged(kept, arguments.size, before.get(one.paper))
+                print(f"    {statement.id:8} {found.kind}{f': {found.why}' if found.why else ''}")
 
 
 def run(arguments):

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 
-import numpy as np
 from catalogue import (
-    PAPERS,
+    CONTROLS,
     STATEMENTS,
     MissingError,
     entries_of,
     kept_images,
     read_frames,
-    verdict_of,
 )
 from drawing import ranged
+from judging import (
+    ALSO_UNTRAINED,
+    CLASSES,
+    CONFIRMED,
+    IN_PART,
+    NOT_RUN,
+    REFUTED,
+    UNDECIDABLE,
+    Z,
+    has_value,
+)
 
 from tfresidual.datasets.description import sizes_of
 from tfresidual.jobs.training import batches_of
+from tfresidual.plots import style
 from tfresidual.report import axes_text
 
-SIZE = "small"
+# What the classes mean.
+MEANS = {
+    CONFIRMED: "gate met, true in every case beyond noise, not true of untrained networks",
+    IN_PART: "gate met, true in some cases or within noise",
+    ALSO_UNTRAINED: "true, and of the same networks before their training",
+    REFUTED: "gate met, false in every case beyond noise",
+    UNDECIDABLE: "a gate is not met, or the noise is not known",
+    NOT_RUN: "nobody measured it",
+}
+# The test errors of the papers' networks on CIFAR-10, in percent: ResNet-110, ResNet-101, the
+# published ResNet-20 that the third paper compares itself with, and ResNet-110 with original units.
+ERRORS = {"II": 6.13, "IC": 5.2, "PI": 8.75, "IM": 6.61}
 TITLES = {
     "II": 'Jastrzebski et al. 2018, "Residual connections encourage iterative inference"',
     "IC": '"Iterative convergent computation is not a useful inductive bias for ResNets"',
@@ -69,74 +90,84 @@ SMALL = {
     "quarters, without warm-up and weight decay. *identity* and *original* are one network: "
     "original units with identity shortcuts.",
 }
-# Which networks were trained again at other sizes, and how.
-AGAIN = {
-    "longer": {
-        "II": "ResNet-110 alone, on 16,000 images, for 10 epochs",
-        "IC": "one width (8 channels) without bounds, on 16,000 images, for 8 epochs",
-        "PI": "MNIST alone, up to 16 blocks, 8 epochs in batches of 16: over six times the steps",
-        "IM": "the layouts of table 2, on 16,000 images, for 8 epochs",
-    },
-    "deeper": {
-        "IC": "stages of 16 blocks, as in the paper, 8 channels, 16,000 images; the ordinary "
-        "network and that of coupling 0.9, each with bounds and without",
-    },
+# The same of the networks of the size `trained`.
+TRAINED = {
+    "II": "ResNet-56 (3 x 9 blocks, 16 channels first) was trained for 15 epochs on 48,000 images; "
+    "*few images*: on 8,000 without augmentation for 40 epochs, to fit them. *Single "
+    "representation* and *average pooling* have 24 channels and 10 epochs. Shared networks have 3 "
+    "x 18 steps of 8 channels first, ResNet-38 3 x 6 blocks, 4 epochs. Blocks are shared from the "
+    "sixth on.",
+    "IC": "3 x 16 blocks, 8 channels first: 7 epochs on 48,000 images of CIFAR-10 (JPEG q75), five "
+    "couplings, and two of them with bounded branches. MNIST, one stage of 16 blocks: 2 epochs, a "
+    "rate of 0.025 and batches of 64. Three digits of Digitclutter: 32,000 images, 8 epochs.",
+    "PI": "4, 8, 16 and 32 blocks per section of 8, 16 and 32 channels, 4 epochs on 48,000 images. "
+    "Decoupled weight decay of 0.01, so that the sum over the steps of rate times decay (3) is "
+    "near that of 5e-4 over 200 epochs (3.9).",
+    "IM": "ResNet-38 of 8, 16 and 32 channels, 6 epochs on 48,000 images.",
 }
-TRAINED = {"longer": "Trained for longer", "deeper": "Deeper"}
 INTRODUCTION = """# What the papers state, put to the test
 
-Written by `python experiments/papers.py page` from the measurements in experiments/frames, which
-`python experiments/papers.py run II IC PI IM --size small` made. A case is a network, a data set
-or a seed. A statement *holds* if it is true in every case, *fails* if in none, and is *mixed*
-otherwise, so that with two seeds, one of them can make the difference. The effect is the mean over
-the cases, with the lowest and the highest; *decided by* counts the networks whose measurements
-decide. All networks are far smaller than the papers' and trained for a few epochs: a statement that
-fails here need not fail at the size of the paper. CIFAR-10 is CIFAR-10 (JPEG q75) here, whose
-images were encoded as JPEG of quality 75. Where it says so, a few of the same networks were trained
-for longer, or with more blocks, and decide the same statements again.
+Written by `python experiments/papers.py page` from the measurements in experiments/frames. Data are
+CIFAR-10 (JPEG q75), whose images were encoded as JPEG of quality 75, MNIST, and Digitclutter, which
+is drawn. All networks are smaller than the papers' and were trained for fewer epochs.
 
-Networks are measured at their best epoch, by validation error, as in IC; the other papers do not
-say. Figures over the epochs show all of them. The line above each figure gives the number of images
-its numbers were measured on, and the errors of its networks on all 5,000 test images, as means over
-all networks of one name. In figures, lines are means over the seeds, and bands go from the lowest
-to the highest; where there are large and small marks, the large ones are means and the small ones
-seeds. A dotted line at 90 % is the error of guessing.
+- Size `trained`: one seed; batches of 128, one-cycle rates (0.01 to 0.4 to 0), Nesterov momentum,
+  decoupled weight decay of 5e-4 (PI: 0.01). Made by `papers.py run II IC PI IM --size trained`.
+- Size `small`: two seeds, 8,000 to 16,000 images, batches of 16, no weight decay. Made with
+  `--size small`. Where a statement is decided by networks of both sizes, the first counts.
+- Untrained: the same networks as built, statistics of batch norm from 60 batches of images. Made
+  with `--size untrained` and `--size untrained-small`.
+"""
+SCHEME = f"""
+Every statement is one claim, with a gate (what networks must have learnt or be to decide it), a
+control (the same networks before their training) and noise ({Z:g} standard errors: over images, on
+the same ones where routes or blocks are compared, and over seeds where there are three or more).
+Intervals are of 95 %. Criteria, gates and controls were written before the networks of size
+`trained` were looked at. The ids lead to criterion, cases and figure. *Error* is the test error of
+the networks that decide, and that of the paper's on CIFAR-10.
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Judged:
-    """What the frames say about a statement, in words.
-
-    Attributes:
-        verdict: `"holds"`, `"mixed"`, `"fails"` or `"not run"`.
-        effect: the mean effect with its range, or why there is none.
-        cases: how many of the cases hold.
-        networks: how many networks of how many seeds decided it.
-    """
-
-    verdict: str
-    effect: str
-    cases: str = ""
-    networks: str = ""
+def judgements(statement, frames_of=read_frames):
+    """Returns what the networks of every size say about a statement, best trained first."""
+    return [
+        statement.judged(
+            frames_of(size, statement.paper), size, frames_of(control, statement.paper)
+        )
+        for size, control in CONTROLS.items()
+    ]
 
 
-def judged(statement, frames, size=SIZE):
-    """Returns what the frames of its paper say about a statement, a `Judged`."""
-    if statement.cannot is not None and not statement.networks(size):
-        return Judged("not run", statement.cannot)
-    try:
-        found = statement.judged(frames, size)
-    except MissingError as error:
-        return Judged("not run", str(error))
-    cases = [case for case in found if has_value(case)]
-    if not cases:
-        return Judged("not run", "no case has a value")
-    count = f"{sum(case.holds for case in cases)} of {len(cases)}"
-    if len(cases) < len(found):
-        count += f", {len(found) - len(cases)} without a value"
-    effect = f"{ranged([case.effect for case in cases])}: {statement.effect}"
-    return Judged(verdict_of(cases), effect, count, counted(statement.networks(size)))
+def deciding(found):
+    """Returns the judgement that counts: of the best trained networks that can decide."""
+    for kinds in ((NOT_RUN, UNDECIDABLE), (NOT_RUN,), ()):
+        left = [one for one in found if one.kind not in kinds]
+        if left:
+            return left[0]
+    raise ValueError("Argument `found` must not be empty.")
+
+
+def values_of(cases):
+    """Returns the effects of cases as text: with its interval if it is one, else their range."""
+    found = [case.effect for case in cases if has_value(case)]
+    if not found:
+        return ""
+    if len(found) == 1:
+        return in_words(found[0])
+    low, high = (limit(one.value for one in found) for limit in (min, max))
+    return f"{short(low)} to {short(high)} ({len(found)} cases)"
+
+
+def short(value):
+    return style.short_number(value).replace("-", "\u2212")
+
+
+def in_words(effect):
+    """Returns a number with its interval as text."""
+    if not effect.known:
+        return short(effect.value)
+    low, high = effect.interval
+    return f"{short(effect.value)} [{short(low)}, {short(high)}]"
 
 
 def counted(networks):
@@ -150,9 +181,21 @@ def counted_as(number, noun):
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def has_value(case):
-    """Returns whether the effect of a case is a number; infinity is one."""
-    return not np.isnan(case.effect)
+def anchor(id):
+    return id.lower()
+
+
+def errors_beside(statement, found):
+    """Returns the test errors of the networks that decide, and the paper's, as text."""
+    if found.kind == NOT_RUN:
+        return ""
+    rows = statement.rows(read_frames(found.size, statement.paper), found.size)
+    errors = 100 * rows["summary"]["error"] if "summary" in rows else []
+    if not len(errors):
+        return ""
+    low, high = (f"{value:.1f}" for value in (min(errors), max(errors)))
+    found = low if low == high else f"{low} to {high}"
+    return f"{found} / {ERRORS[statement.paper]:g} %"
 
 
 def row(cells):
@@ -168,47 +211,66 @@ def markdown(frame):
     return [row(names), row(["---"] * len(names)), *(row(cells) for cells in frame.to_numpy())]
 
 
-def table_of(paper, frames):
-    """Returns the table of a paper's statements, lines of Markdown."""
-    names = ["id", "statement", "place", "effect", "cases", "decided by", "verdict"]
+def first_screen(found):
+    """Returns the table of the classes and the sentences under it, lines of Markdown.
+
+    Args:
+        found: dict of the judgements that count, by id.
+    """
+    lines = [row(["class", "means", "", "statements"]), row(["---"] * 4)]
+    for kind in CLASSES:
+        ids = [id for id, one in found.items() if one.kind == kind]
+        links = " ".join(f"[{id}](#{anchor(id)})" for id in ids)
+        lines.append(row([f"**{kind}**", MEANS[kind], len(ids), links]))
+    said = [text for text, kinds in SENTENCES if says(found, kinds)]
+    return [*lines, "", *(f"{i}. {text}" for i, text in enumerate(said, 1)), ""]
+
+
+def says(found, kinds):
+    """Returns whether statements have the classes that a sentence takes for granted."""
+    return all(found[id].kind == kind for id, kind in kinds.items())
+
+
+# Sentences of the first screen, with the classes without which they are not printed.
+SENTENCES: tuple[tuple[str, dict[str, str]], ...] = ()
+
+
+def table_of(paper, found):
+    """Returns the table of a paper's statements, lines of Markdown.
+
+    Args:
+        paper: short name of the paper.
+        found: dict of the judgements that count, by id.
+    """
+    names = ["id", "claim", "paper", "ours", "untrained", "error", "class"]
     lines = [row(names), row(["---"] * len(names))]
-    for statement in STATEMENTS.values():
-        if statement.paper != paper:
-            continue
-        found = judged(statement, frames)
-        says = statement.says + (f" *{statement.differs}*" if statement.differs else "")
-        effect, verdict = found.effect, f"**{found.verdict}**"
-        if found.verdict == "not run":
-            effect, verdict = "", f"not run: {found.effect}"
-        cells = [statement.id, says, statement.place, effect, found.cases, found.networks, verdict]
-        lines.append(row(cells))
+    for id, one in found.items():
+        statement = STATEMENTS[id]
+        if statement.paper == paper:
+            cells = [f"[{id}](#{anchor(id)})", statement.says, statement.paper_says]
+            cells += [values_of(one.cases), values_of(one.untrained)]
+            lines.append(row([*cells, errors_beside(statement, one), f"**{one.kind}**"]))
     return lines
 
 
-def again_of(paper, size):
-    """Returns what networks of another size say, lines of Markdown; none if none were trained.
-
-    Statements on other networks are left out.
-    """
-    frames = read_frames(size, paper)
-    if not frames:
-        return []
-    names = ["id", "effect", "cases", "decided by", "verdict", f"at `{SIZE}`"]
-    lines = [
-        f"{TRAINED[size]}, `papers.py run {paper} --size {size}`: {AGAIN[size][paper]}. "
-        f"{trainings_of(frames)}",
-        "",
-        row(names),
-        row(["---"] * len(names)),
-    ]
-    shorter = read_frames(SIZE, paper)
-    for statement in STATEMENTS.values():
-        if statement.paper == paper:
-            found = judged(statement, frames, size)
-            if found.cases:
-                before = judged(statement, shorter).verdict
-                cells = [found.effect, found.cases, found.networks, f"**{found.verdict}**", before]
-                lines.append(row([statement.id, *cells]))
+def details_of(statement, judgements):
+    """Returns criterion, gates and cases of a statement, lines of Markdown."""
+    lines = [f'<a id="{anchor(statement.id)}"></a>**{statement.id}** ({statement.place}): ']
+    lines[0] += f"{statement.says}. *Shown*: {statement.effect}."
+    if statement.note:
+        lines[0] += f" {statement.note}"
+    lines.append("")
+    for one in judgements:
+        if one.kind == NOT_RUN and one is not judgements[-1] and not one.cases:
+            continue
+        said = f"- `{one.size}`: **{one.kind}**"
+        if one.why:
+            said += f" ({one.why})"
+        cases = "; ".join(f"{case.name}: {in_words(case.effect)}" for case in one.cases)
+        before = values_of(one.untrained)
+        lines.append(
+            f"{said}. {cases}{f'; untrained: {before}' if before else ''}".rstrip(". ") + "."
+        )
     return [*lines, ""]
 
 
@@ -230,36 +292,46 @@ def trainings_of(frames):
 
 def page_of(folder=None):
     """Returns the text of the page, and saves its figures if there is a folder for them."""
-    lines = [INTRODUCTION]
-    for paper in PAPERS:
-        frames = read_frames(SIZE, paper)
-        lines += [f"## {paper}: {TITLES[paper]}", "", trainings_of(frames), ""]
-        lines += [SMALL[paper], ""]
-        lines += [*table_of(paper, frames), ""]
-        lines += [line for size in AGAIN for line in again_of(paper, size)]
+    frames_of = functools.cache(read_frames)
+    everything = {one.id: judgements(one, frames_of) for one in STATEMENTS.values()}
+    found = {id: deciding(of) for id, of in everything.items()}
+    lines = [INTRODUCTION, *first_screen(found), SCHEME]
+    for paper, title in TITLES.items():
+        lines += [f"## {paper}: {title}", "", *table_of(paper, found), ""]
+        for size, said in (("trained", TRAINED), ("small", SMALL)):
+            lines += [f"`{size}`: {trainings_of(frames_of(size, paper))} {said[paper]}", ""]
         for entry in entries_of(paper):
-            lines += drawn_of(entry, frames, folder)
+            lines += drawn_of(entry, everything, frames_of, folder)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def drawn_of(entry, frames, folder):
-    """Returns the section of a figure or table in Markdown; nothing if frames are missing."""
-    try:
-        pictures = entry.pictures(frames, SIZE)
-    except MissingError:
-        return []
-    lines = [f"### {entry.id}", "", f"{entry.asks} *{measured_on(entry, frames, SIZE)}.*", ""]
-    for name, drawn in pictures.items():
-        if not hasattr(drawn, "savefig"):
-            lines += [*markdown(drawn), ""]
+def drawn_of(entry, judgements, frames_of, folder):
+    """Returns the section of an entry in Markdown: its statements, and what it draws."""
+    decided = [one for one in STATEMENTS.values() if one.entry == entry.id]
+    lines = [line for one in decided for line in details_of(one, judgements[one.id])]
+    for size in CONTROLS:
+        frames = frames_of(size, entry.paper)
+        try:
+            pictures = entry.pictures(frames, size)
+        except MissingError:
             continue
-        if folder is not None:
-            drawn.savefig(folder / f"{name}.png", dpi=110)
-        title = drawn.get_suptitle() or entry.asks
-        panels = "; ".join(filter(None, (axes.get_title() for axes in drawn.axes)))
-        shown = ". ".join(filter(None, (title, panels, axes_text(drawn))))
-        lines += [f"![{shown}](../docs/images/papers/{name}.png)", ""]
-    return lines
+        measured = measured_on(entry, frames, size)
+        lines += [f"{entry.asks} *Size `{size}`; {measured}.*", ""]
+        lines += [line for one in pictures.items() for line in shown(entry, *one, folder)]
+        break
+    return [f"### {entry.id}", "", *lines] if lines else []
+
+
+def shown(entry, name, drawn, folder):
+    """Returns a figure or table of an entry in Markdown, and saves the figure."""
+    if not hasattr(drawn, "savefig"):
+        return [*markdown(drawn), ""]
+    if folder is not None:
+        drawn.savefig(folder / f"{name}.png", dpi=110)
+    title = drawn.get_suptitle() or entry.asks
+    panels = "; ".join(filter(None, (axes.get_title() for axes in drawn.axes)))
+    said = ". ".join(filter(None, (title, panels, axes_text(drawn))))
+    return [f"![{said}](../docs/images/papers/{name}.png)", ""]
 
 
 def measured_on(entry, frames, size):
@@ -310,6 +382,9 @@ MEASURED = {
     "by_epoch": "metrics over the epochs",
     "block_metrics": "metrics of the blocks",
     "first_order": "first-order terms",
+    "stage_sums": "their sums along the last stage",
+    "readouts": "read-outs",
+    "next_block": "groups by the next block",
     "drop_blocks": "errors without a block",
     "perturbation": "perturbations",
     "borderline": "groups of images",

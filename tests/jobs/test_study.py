@@ -303,12 +303,19 @@ def test_settings_used(changes, expected, missing):
 def of_frames(cosines, errors, error=0.5, indices=(0.8, float("nan"), 0.1)):
     """What the tiles of the summary are computed from, on 100 test images."""
     names = ("convergence_index", "recurrence_index", "divergence_index")
-    place = {"split": "test", "basis": "labels", "stage": "mean", "error": error, "chance": 0.9}
+    place = {"split": "test", "basis": "labels", "error": error, "chance": 0.9}
     return {
         "block_metrics": pd.DataFrame(
             {"split": "test", "cosine_loss": cosines, "cosine_loss_se": errors}
         ),
-        "convergence_indices": pd.DataFrame([place | dict(zip(names, indices, strict=True))]),
+        "convergence_indices": pd.DataFrame(
+            [
+                place
+                | {"stage": stage}
+                | {name: of + more for name, of in zip(names, indices, strict=True)}
+                for stage, more in ((1, 0), (2, 0.25), ("mean", 9))
+            ]
+        ),
         "borderline": pd.DataFrame([{"split": "test", "group": "all", "images": 100}]),
     }
 
@@ -324,7 +331,7 @@ def test_tiles_count_no_sign_that_is_undecided():
 
 def test_tile_of_indices():
     ((_, value, _),) = study._index_tile(of_frames([], []))
-    assert value == "0.80 / \N{EN DASH} / 0.10"
+    assert value == "0.80\N{EN DASH}1.05 / \N{EN DASH} / 0.10\N{EN DASH}0.35"
     # 0.04 below chance, with a standard error of 0.035; and no index at all.
     assert study._index_tile(of_frames([], [], error=0.86)) == []
     assert study._index_tile(of_frames([], [], indices=[np.nan] * 3)) == []

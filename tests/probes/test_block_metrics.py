@@ -146,12 +146,13 @@ def error_of_mean(values):
 
 
 @pytest.mark.parametrize("case", sample(CASES[:2], 2, pytest.mark.nightly))
-def test_standard_errors_equal_numpy(case):
+def test_standard_errors_and_shares_equal_numpy(case):
     net = random_network(seed=3, **case)
     images, labels = random_batch(net, images=7)
     batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(3)
     frame = probes.block_metrics(net, {"a": batches, "b": (images[:1], labels[:1])})
-    assert frame.columns.tolist()[3:] == [*METRICS, "cosine_loss_se", "readout_cosine_loss_se"]
+    more = ["cosine_loss_se", "readout_cosine_loss_se", "cosine_loss_below_zero"]
+    assert frame.columns.tolist()[3:] == [*METRICS, *more]
     several, one = (frame[frame["split"] == split] for split in "ab")
     metrics = numpy_metrics(net, images, labels)
     for name in ("cosine_loss", "readout_cosine_loss"):
@@ -160,6 +161,8 @@ def test_standard_errors_equal_numpy(case):
         # One image does not tell how much images differ.
         assert one[f"{name}_se"].isna().all()
     assert several["cosine_loss_se"].notna().any()
+    below = np.where(np.isnan(metrics["cosine_loss"]), np.nan, metrics["cosine_loss"] < 0)
+    np.testing.assert_allclose(several["cosine_loss_below_zero"], below.mean(axis=0))
     own = probes.block_metrics(net, batches, per_image=True)
     assert own.columns.tolist() == ["stage", "block", "image", *METRICS]
 

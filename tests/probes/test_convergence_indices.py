@@ -415,8 +415,26 @@ def test_guessing_that_never_errs():
 
 
 def test_network_above_chance():
-    with pytest.raises(ValueError, match=r"Received: an error of 0\.8000, .* 0.7"):
+    with pytest.raises(ValueError, match=r"Received: an error of 0\.8000 on 20 images, .* 0.7"):
         chance_of(np.arange(20) % 4, share=0.8)
+
+
+def test_better_than_chance_by_less_than_noise():
+    """Of four classes, an error of 0.70 on 400 images is 2.3 standard errors below chance."""
+    assert chance_of(np.arange(400) % 4, share=0.70) == 0.75
+    for images, share in ((400, 0.71), (40, 0.70)):
+        with refused("chain"):
+            chance_of(np.arange(images) % 4, share=share)
+    # As known from frames: without the last block, the error is 0.88, within noise of chance.
+    assert recurrence_index([0.5, 0.88], 0.9) == pytest.approx(20)
+    assert np.isnan(recurrence_index([0.5, 0.88], 0.9, images=400))
+    assert recurrence_index([0.89, 0.88], 0.9, images=400) == 0
+    assert recurrence_index([0.5, 0.88], 0.9, images=4000) == pytest.approx(20)
+    with refused("chain"):
+        indices_of(**FRAMES, chance=0.11, images=100)
+    assert indices_of(**FRAMES, chance=0.11, images=10_000)["convergence_index"].notna().all()
+    with refused("images"):
+        indices_of(**FRAMES, chance=0.9, images=0)
 
 
 @pytest.mark.parametrize(

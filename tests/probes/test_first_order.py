@@ -95,10 +95,13 @@ def test_equals_numpy(settings):
         np.testing.assert_allclose(measured, expected[name], **tolerance, err_msg=name)
     assert own["first_order"].isna().sum() == images * len(shape_changing(net, batch[0]))
     frame = probes.first_order(net, batch)
-    assert frame.columns.tolist() == ["stage", "block", *VALUES, *COMPARED]
+    errors = [f"{name}_se" for name in VALUES]
+    assert frame.columns.tolist() == ["stage", "block", *VALUES, *COMPARED, *errors]
     values = {name: own[name].to_numpy().reshape(-1, images) for name in VALUES}
     for name in VALUES:
         np.testing.assert_allclose(frame[name], values[name].mean(axis=1), rtol=1e-6, atol=1e-7)
+        noise = values[name].std(axis=1, ddof=1) / images**0.5
+        np.testing.assert_allclose(frame[f"{name}_se"], noise, rtol=1e-6, atol=1e-7)
     for suffix, (term, change) in TERMS.items():
         quotients = values[term].mean(axis=1) / values[change].mean(axis=1)
         np.testing.assert_allclose(frame[f"ratio{suffix}"], quotients, rtol=1e-3)

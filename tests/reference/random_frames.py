@@ -8,8 +8,15 @@ import pandas as pd
 STAGES, BLOCKS, EPOCHS, TIMES = (1, 2, 3), range(6), range(4), 20
 SPLITS = ("train", "test")
 LOGGED = ("train", "validation")
+GROUPS = ("all", "correct", "borderline")
+SCORES = [
+    f"{score}{of}"
+    for score in ("accuracy", "cross_entropy", "entropy")
+    for of in ("", "_step", "_change")
+]
 
-# The columns that tell the rows of a network apart, with their values, and those of the numbers.
+# The columns that tell the rows of a network apart, with their values, and those of the numbers;
+# numbers of blocks have standard errors, too.
 FRAMES = {
     "summary": (
         {},
@@ -18,16 +25,28 @@ FRAMES = {
     "history": ({"epoch": EPOCHS}, ["error", "train_error", "loss", "train_loss"]),
     "block_metrics": (
         {"split": SPLITS, "stage": STAGES, "block": BLOCKS},
-        ["l2_ratio", "cosine_loss"],
+        ["l2_ratio", "cosine_loss", "readout_cosine_loss"],
     ),
-    "drop_blocks": ({"stage": STAGES, "block": BLOCKS}, ["error", "unperturbed_error"]),
+    "drop_blocks": (
+        {"split": ("test",), "stage": STAGES, "block": BLOCKS},
+        ["error", "unperturbed_error", "agreement"],
+    ),
     "first_order": (
         {"split": SPLITS, "stage": STAGES, "block": BLOCKS},
-        ["l2_ratio", "rank_correlation", "ratio"],
+        ["l2_ratio", "rank_correlation", "ratio", "first_order", "loss_change"],
+    ),
+    "stage_sums": ({"split": SPLITS}, ["first_order_readout", "readout_change", "ratio"]),
+    "readouts": ({"split": ("test",), "block": BLOCKS}, SCORES),
+    "next_block": (
+        {"split": SPLITS, "group": GROUPS, "block": range(1, 5)},
+        ["put_right", "put_wrong", "images"],
     ),
     "by_epoch": (
         {"epoch": EPOCHS, "split": LOGGED, "stage": STAGES, "block": BLOCKS},
-        ["readout_error", "cosine_loss", "l2_ratio", "gradient_ratio", "state_l1"],
+        [
+            *("readout_error", "cosine_loss", "l2_ratio", "gradient_ratio", "state_l1"),
+            "readout_cosine_loss",
+        ],
     ),
     "borderline": (
         {
@@ -35,17 +54,17 @@ FRAMES = {
             "along": ("blocks", "repetitions"),
             "scale": (1.0, 0.3),
             "block": range(5),
-            "group": ("all", "correct", "borderline"),
+            "group": GROUPS,
         },
-        ["accuracy", "cross_entropy", "entropy"],
+        SCORES,
     ),
     "repetitions": (
         {"split": SPLITS, "scale": (1.0, 0.3), "stage": STAGES, "repetition": range(TIMES + 1)},
-        ["distance", "cosine_loss", "l2_ratio"],
+        ["distance", "cosine_loss", "l2_ratio", "growth"],
     ),
     "first_signal": (
         {"split": LOGGED, "stage": STAGES, "block": BLOCKS},
-        ["state_norm", "gradient_ratio", "shortcut_product", "sum_deviation"],
+        ["state_norm", "state_l1", "gradient_ratio", "shortcut_product", "sum_deviation"],
     ),
     "initial_signal": (
         {"split": LOGGED, "stage": STAGES, "block": BLOCKS},
@@ -57,11 +76,11 @@ FRAMES = {
             "stage": STAGES,
             "block": BLOCKS,
         },
-        ["error", "cross_entropy", "distance"],
+        ["error", "agreement", "cross_entropy", "distance"],
     ),
     "indices": (
         {"basis": ("labels", "agreement"), "stage": (*map(str, STAGES), "mean")},
-        ["convergence_index", "recurrence_index", "divergence_index", "error"],
+        ["convergence_index", "recurrence_index", "divergence_index", "error", "chance"],
     ),
     "weights": (
         {},
@@ -81,6 +100,7 @@ FRAMES = {
         ["length", "last_distance"],
     ),
     "path_lengths": ({"stage": STAGES}, ["path_length", "measured"]),
+    "moves": ({}, ["deviation", "cosine"]),
 }
 
 
@@ -104,5 +124,6 @@ def frames_of(networks, measures, seed=0):
         ]
         frame = pd.DataFrame(rows, columns=["name", *keys])
         frame[columns] = rng.uniform(0.1, 0.9, (len(frame), len(columns)))
+        frame = frame.assign(**{f"{column}_se": 0.01 for column in columns})
         found[name] = frame
     return found

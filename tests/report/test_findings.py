@@ -86,9 +86,13 @@ class TestCosineLoss:
     def test_counts(self, pairs, counts, words):
         frame = cosines(*pairs)
         assert findings.count_signs(frame) == counts
-        text = findings.of_cosine_loss({"block_metrics": frame})
-        assert text.startswith("On the images measured, ")
+        assert findings.of_cosine_loss({"block_metrics": frame}).startswith("On the images mea")
+        # The third block is none of those that are below zero.
+        shares = frame.assign(cosine_loss_below_zero=[0.57, 0.66, 0.9][: len(frame)])
+        text = findings.of_cosine_loss({"block_metrics": shares})
         assert words in text
+        said = "57% to 90%" if len(pairs) == counts[0] == 3 else "57% of" if counts[0] else ""
+        assert said.replace("57% to", "57 to") in text
         assert "two standard errors over the images" in text
         assert ("undecided" in text) == (counts[1] > 0)
 
@@ -104,6 +108,27 @@ class TestCosineLoss:
         assert findings.of_cosine_loss({"block_metrics": frame}) is None
         nothing = cosines((NAN, NAN))
         assert findings.of_cosine_loss({"block_metrics": nothing}) is None
+
+
+def test_cosines_beside_first_order_terms():
+    """Of two blocks whose cosine is below zero, one has a term above zero, and both lower the loss.
+
+    The cosine of the third is not below zero beyond noise.
+    """
+    terms = {"first_order": [0.3, -0.3, -9.0], "first_order_se": 0.1, "stage": 1}
+    terms |= {"loss_change": [-0.3, -0.3, 9.0], "loss_change_se": 0.1, "block": range(3)}
+    frames = {
+        "block_metrics": cosines(BELOW, BELOW, UNDECIDED),
+        "first_order": pd.DataFrame(terms),
+    }
+    text = findings.of_first_order(frames)
+    assert "of 2 blocks whose mean cosine is below zero" in text
+    assert "count more, is below zero in 1, above in 1, undecided in 0" in text
+    assert "by the block is below zero in 2, above in 0, undecided in 0" in text
+    above = frames | {"block_metrics": cosines(ABOVE, ABOVE, ABOVE)}
+    old = frames | {"first_order": pd.DataFrame(terms).drop(columns="first_order_se")}
+    alone = {"first_order": frames["first_order"]}
+    assert [findings.of_first_order(other) for other in (above, old, alone)] == [None] * 3
 
 
 class TestRepetitions:
@@ -174,10 +199,11 @@ class TestRepetitions:
         assert "Compared" not in findings.of_scaled_repetition_metrics(nowhere)
 
 
-def index_frames(error, chance, images):
-    indices = pd.DataFrame({"split": ["train", "test"], "error": [0.1, error], "chance": chance})
+def index_frames(error, chance, images, recurrence=1.0):
+    rows = {"split": ["train", "test"], "stage": [1, 2], "basis": "labels", "chance": chance}
+    rows |= {"error": [0.1, error], "recurrence_index": [9.0, recurrence]}
     groups = pd.DataFrame({"split": ["train", "test"], "group": "all", "images": [9, images]})
-    return {"convergence_indices": indices, "borderline": groups}
+    return {"convergence_indices": pd.DataFrame(rows), "borderline": groups}
 
 
 @pytest.mark.parametrize(
@@ -198,6 +224,11 @@ def test_indices_need_an_error_below_chance(error, chance, images, is_less):
     assert (text is None) == is_less
     if text:
         assert text.startswith("On the test images, the error of the whole network is not below ")
+
+
+def test_a_last_block_that_is_missed_most():
+    text = findings.of_indices(index_frames(0.5, 0.9, 100, recurrence=1.6))
+    assert "recurrence is over 1.1 in stage 2" in text
 
 
 def test_indices_of_unknown_images_say_nothing():

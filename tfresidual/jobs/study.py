@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import time
 from typing import TYPE_CHECKING
 
@@ -192,21 +191,27 @@ def _examples(result, data):
 
 
 def _index_tile(frames):
-    """Returns the tile of the mean indices on test images, in a list; empty at chance."""
+    """Returns the tile of the indices of the stages on test images, in a list; empty at chance."""
     indices = frames["convergence_indices"]
-    row = indices.query("split == 'test' and basis == 'labels' and stage == 'mean'").iloc[0]
+    rows = indices.query("split == 'test' and basis == 'labels' and stage != 'mean'")
     names = ("convergence_index", "recurrence_index", "divergence_index")
-    values = [row[name] for name in names]
-    if not findings.errs_less_than_chance(frames) or all(map(math.isnan, values)):
+    ranges = [_range_of(rows[name].dropna()) for name in names]
+    if not any(ranges) or not findings.errs_less_than_chance(frames):
         return []
     return [
         (
             "Convergence, recurrence, divergence",
-            " / ".join("\N{EN DASH}" if math.isnan(value) else f"{value:.2f}" for value in values),
-            "indices on test images, mean over stages; 1, 1 and 0 if every stage had its result "
-            "after the first block and kept it",
+            " / ".join(found or "\N{EN DASH}" for found in ranges),
+            "indices on test images, lowest to highest stage; 1, 1 and 0 if a stage has its result "
+            "after the first block and keeps it; recurrence over 1: its last block is missed most",
         )
     ]
+
+
+def _range_of(values):
+    """Returns the lowest and the highest of some values as text, empty if there are none."""
+    found = dict.fromkeys(f"{limit(values):.2f}" for limit in (min, max) if len(values))
+    return "\N{EN DASH}".join(found)
 
 
 def _gradient_tile(frames):
@@ -215,8 +220,8 @@ def _gradient_tile(frames):
     return (
         "Blocks with a negative cosine with the loss gradient",
         f"{below} of {below + undecided + above}",
-        f"mean cosine below zero by more than two standard errors on test images; {undecided} "
-        "undecided; blocks that change the shape are not counted",
+        f"mean cosine below zero by more than two standard errors on test images, not for every "
+        f"image; {undecided} undecided; blocks that change the shape are not counted",
     )
 
 

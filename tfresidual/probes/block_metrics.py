@@ -49,6 +49,13 @@ DECLARATION = Probe(
         "computational_distance": ("stage", "blocks", "distance"),
     },
     columns={
+        "cosine_loss_below_zero": Column(
+            "share of the images whose `cosine_loss` is below 0",
+            at_least=0,
+            at_most=1,
+            low="of most images, the block steps up the loss",
+            high="of most images, it steps down",
+        ),
         "cosine_loss": Column(
             "cosine of `F` and `g`",
             at_least=-1,
@@ -141,6 +148,7 @@ DECLARATION = Probe(
                 "Below zero, what a block adds points to where the loss falls, to first order and "
                 "in the mean over the images: single images may have the other sign, and the mean "
                 "loss need not fall, which 'Does the gradient predict what a block does?' shows. "
+                "The band is one standard error to either side. "
                 "Near zero, the step is perpendicular to the gradient. Columns whose names "
                 "end in _se are standard errors over the images. Blocks that change the shape "
                 "of the state do not add to their input and are left out."
@@ -342,6 +350,7 @@ def block_metrics(
     - `scaled_perturbation`: |F| / |h|, `l2_ratio` under Hauser's name (ibid., eq. 2, fig. 5).
     - `cosine_loss_se`, `readout_cosine_loss_se`: the standard errors of two of the means, over the
       images (or positions, if these are measured).
+    - `cosine_loss_below_zero`: the share of these images whose cosine loss is below 0, in [0, 1].
 
     Each metric is computed per image and then averaged over the images. A block that changes the
     shape of the state has no F, so all its metrics except `gradient_norm` are NaN.
@@ -363,8 +372,8 @@ def block_metrics(
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), and the metrics.
         If `data` is a dict, `split` is the first column. With `per_image`, `image` (from 0) comes
-        after `block`, and there are no standard errors; with `per_position` too, `position`
-        follows.
+        after `block`, and there are no standard errors and no share; with `per_position` too,
+        `position` follows.
     """
     chain = sources.chain(chain)
     function = functools.partial(block_values, chain)
@@ -376,6 +385,7 @@ def block_metrics(
         per_image,
         progress,
         with_errors=SIGNED,
+        with_shares=SIGNED[:1],
         per_position=per_position,
         of_states=STATE_METRICS,
         with_plain=True,

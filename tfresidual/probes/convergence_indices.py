@@ -9,7 +9,13 @@ import numpy as np
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.definitions.arguments import ArgumentError, check_bool, check_choice, is_number
+from tfresidual.definitions.arguments import (
+    ArgumentError,
+    check_bool,
+    check_choice,
+    check_number,
+    is_number,
+)
 from tfresidual.definitions.declarations import (
     Column,
     Drawing,
@@ -41,6 +47,8 @@ BASES = ("labels", "agreement")
 INDICES = ("convergence_index", "recurrence_index", "divergence_index")
 READINGS = ("all blocks", "all but last", "trapezoid")
 TIMES = 16
+# Standard errors by which an error must be below chance.
+STANDARD_ERRORS = 2
 
 
 DECLARATION = Probe(
@@ -61,7 +69,7 @@ DECLARATION = Probe(
         ),
         "recurrence_index": Column(
             "how much it matters which block is dropped",
-            high="1: it does not matter which",
+            high="1: it does not matter which; over 1: the last is missed more than the others",
             paper="IC 3.3",
         ),
         "divergence_index": Column(
@@ -123,7 +131,8 @@ DECLARATION = Probe(
             ),
             reading=(
                 "Convergence is 1 when the first block already gives the final error; "
-                "recurrence is 1 when it does not matter which block is dropped; divergence "
+                "recurrence is 1 when it does not matter which block is dropped, and over 1 when "
+                "the last block of the stage is missed more than the others; divergence "
                 "is 0 when repetition does no harm and 1 when it leads to chance at once."
             ),
             source=(
@@ -214,7 +223,8 @@ def convergence_indices(
       of T blocks whose read-outs but the last are at chance has 1 / T.
     - `recurrence_index`: 1 - the mean over all blocks but the last of (error without the block -
       error without the last) / (c - error without the last). 0 means chance level whichever block
-      is dropped, 1 means it does not matter which block is dropped.
+      is dropped, 1 means it does not matter which block is dropped; it is over 1 if the last block
+      is missed more than the others.
     - `divergence_index`: the mean over 1 to `times` extra applications of the last block of
       (error - e0) / (c - e0). 0 means no harm, 1 means chance level at once.
 
@@ -248,8 +258,9 @@ def convergence_indices(
         the first column.
 
     Raises:
-        ValueError: if an argument cannot be used, or the error of the network is at chance or
-            above, in which case the indices are not defined.
+        ValueError: if an argument cannot be used, or the error of the network is not below chance
+            by more than two standard errors over the images, in which case the indices are not
+            defined.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
@@ -287,8 +298,8 @@ def convergence_frames(
         reading: see there.
         memory_limit: see there.
         progress: see there.
-        at_chance: `"raise"`, or `"nan"` for indices that are NaN if the error of the network is
-            at chance or above.
+        at_chance: `"raise"`, or `"nan"` for indices that are NaN if the error of the network is not
+            below chance by more than two standard errors over the images.
 
     Returns:
         A tuple of a dict and a frame: the frames of `readout`, `drop_blocks` and
@@ -296,7 +307,7 @@ def convergence_frames(
         `convergence_indices`.
 
     Raises:
-        ValueError: if an argument cannot be used, or the network is at chance or above, unless
+        ValueError: if an argument cannot be used, or the network is not better than chance, unless
             `at_chance` is `"nan"`.
     """
     chain = sources.chain(chain)
@@ -313,10 +324,13 @@ def convergence_frames(
         # Checked before the long evaluation, not after it.
         for split, part in frames_of_rows(chain, data, {}, memory_limit)[1].items():
             error = float(weighted_mean(part.wrong[0], part.weights))
-            _refuse_chance(error, chance_error(chance, part), split)
+            _refuse_chance(error, chance_error(chance, part), split, images_of(part.weights))
     frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
     chances = {split: chance_error(chance, part) for split, part in values.items()}
-    indices = indices_of(**frames, chance=chances, at_chance=at_chance, reading=reading)
+    images = {split: images_of(part.weights) for split, part in values.items()}
+    indices = indices_of(
+        **frames, chance=chances, images=images, at_chance=at_chance, reading=reading
+    )
     frames["drop_blocks"] = with_unperturbed_error(frames["drop_blocks"], values)
     return frames, indices.assign(chance_from=chance if isinstance(chance, str) else "given")
 
@@ -328,6 +342,7 @@ def indices_of(
     chance: float | dict[str, float],
     at_chance: AtChance = "raise",
     reading: Reading = "all blocks",
+    images: float | dict[str, float] | None = None,
 ) -> Frame:
     """Computes the indices from the frames of three probes.
 
@@ -338,17 +353,22 @@ def indices_of(
         chance: float, the error of guessing, or a dict of these by split.
         at_chance: see `convergence_frames`.
         reading: see `convergence_indices`.
+        images: number of images on which the errors were measured, or a dict of these by split;
+            `None` for errors that are known without noise.
 
     Returns:
         The frame of `convergence_indices`, without `chance_from`.
 
     Raises:
-        ValueError: if `at_chance` or `reading` is unknown, or the network is at chance or above,
-            unless `at_chance` is `"nan"`.
+        ValueError: if an argument cannot be used, or the network is not better than chance, unless
+            `at_chance` is `"nan"`.
     """
     if at_chance not in ("raise", "nan"):
         raise ArgumentError("at_chance", "be 'raise' or 'nan'", at_chance)
     check_choice("reading", reading, READINGS)
+    for count in images.values() if isinstance(images, dict) else [images]:
+        if count is not None:
+            check_number("images", count, over=0)
     records = []
     splits: Iterable[Any] = readout["split"].unique() if "split" in readout else [None]
     for split in splits:
@@ -357,30 +377,50 @@ def indices_of(
             for frame in (readout, drop_blocks, repeat_last_block)
         ]
         c = chance[split] if isinstance(chance, dict) else chance
+        count = images[split] if isinstance(images, dict) else images
         place = {} if split is None else {"split": split}
         error = float(parts[0]["error"].iloc[-1])
         if at_chance == "raise":
-            _refuse_chance(error, c, split)
-        is_at_chance = _reaches(error, c)
+            _refuse_chance(error, c, split, count)
+        is_at_chance = _reaches(error, c, noise_at(c, count))
         for basis in BASES:
-            for record in _indices_of_basis(parts, basis, c, is_at_chance, reading):
+            for record in _indices_of_basis(parts, basis, c, is_at_chance, reading, count):
                 chosen = {"chance": c, "reading": reading}
                 records.append(place | {"basis": basis} | record | chosen)
     return pd.DataFrame(records)
 
 
-def _refuse_chance(error, chance, split):
-    if _reaches(error, chance):
+def images_of(weights):
+    """Returns of how many images of equal weights a mean is as certain as of these."""
+    weights = weights[weights > 0]
+    return weights.sum() ** 2 / (weights**2).sum() if len(weights) else 0.0
+
+
+def noise_at(chance, images):
+    """Returns by how much a network that guesses may be below chance on some images."""
+    if not images:
+        return 0.0
+    return STANDARD_ERRORS * math.sqrt(chance * (1 - chance) / images)
+
+
+def _refuse_chance(error, chance, split, images):
+    noise = noise_at(chance, images)
+    if _reaches(error, chance, noise):
         of_split = "" if split is None else f" on {split}"
+        of_images = (
+            f" on {images:.0f} images, where guessing has one from {chance - noise:.4f} on"
+            if images
+            else ""
+        )
         raise ArgumentError(
             "chain",
-            "be a network whose error is below chance: the indices divide by the difference "
-            "between chance and error",
-            said=f"an error of {error:.4f}{of_split}, where chance is {chance:.4f}",
+            "be a network whose error is below chance, by more than two standard errors over the "
+            "images: the indices divide by the difference between chance and error",
+            said=f"an error of {error:.4f}{of_split}{of_images}; chance is {chance:.4f}",
         )
 
 
-def _indices_of_basis(frames, basis, chance, is_at_chance, reading):
+def _indices_of_basis(frames, basis, chance, is_at_chance, reading, images):
     """Returns one record for each stage and one for their mean."""
     reads, drops, repeats = (
         frame.assign(wrong=frame["error"] if basis == "labels" else 1 - frame["agreement"])
@@ -397,7 +437,7 @@ def _indices_of_basis(frames, basis, chance, is_at_chance, reading):
             ]
             values = [
                 convergence_index(of_stage["wrong"].to_numpy(), error, chance, reading),
-                recurrence_index(in_stage[0], chance),
+                recurrence_index(in_stage[0], chance, images),
                 divergence_index(in_stage[1][1:], error, chance),
             ]
         records.append({"stage": stage} | dict(zip(INDICES, values, strict=True)))
@@ -405,9 +445,9 @@ def _indices_of_basis(frames, basis, chance, is_at_chance, reading):
     return [record | {"error": error} for record in (*records, {"stage": MEAN} | means)]
 
 
-def _reaches(error, chance):
-    """Returns whether an error is at chance or above, up to rounding, or NaN."""
-    return not error <= chance - 1e-9
+def _reaches(error, chance, noise=0.0):
+    """Returns whether an error is at chance or above, up to rounding and noise, or NaN."""
+    return not error <= chance - max(noise, 1e-9)
 
 
 def convergence_index(errors, error, chance, reading="all blocks"):
@@ -425,20 +465,21 @@ def convergence_index(errors, error, chance, reading="all blocks"):
     return float(np.mean(heights))
 
 
-def recurrence_index(errors, chance):
+def recurrence_index(errors, chance, images=None):
     """Returns 1 - mean of (e - e_last) / (c - e_last) over the errors without one block.
 
     The mean is over all blocks but the last. Blocks that cannot be dropped have NaN. If the error
-    without the last block is at chance or above, the quotient has no meaning; the index is then 0
-    if all errors are at chance or above (the meaning of 0), else NaN. It is also NaN if the last
-    block, or all of the others, cannot be dropped.
+    without the last block is not below chance by more than its noise on so many images, the
+    quotient has no meaning; the index is then 0 if that is so of all errors (the meaning of 0),
+    else NaN. It is also NaN if the last block, or all of the others, cannot be dropped.
     """
+    noise = noise_at(chance, images)
     errors = np.asarray(errors, float)
     last, others = errors[-1], errors[:-1][~np.isnan(errors[:-1])]
     if np.isnan(last) or len(others) == 0:
         return math.nan
-    if _reaches(last, chance):
-        return 0.0 if all(_reaches(other, chance) for other in others) else math.nan
+    if _reaches(last, chance, noise):
+        return 0.0 if all(_reaches(other, chance, noise) for other in others) else math.nan
     return float(1 - np.mean((others - last) / (chance - last)))
 
 

@@ -24,7 +24,13 @@ from tfresidual.definitions.declarations import (
 from tfresidual.definitions.metrics import change_of, norm, ratio
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.drop_blocks import rows_of
-from tfresidual.probes.measure import block_places, joined_splits, repeated, weighted_mean
+from tfresidual.probes.measure import (
+    block_places,
+    joined_splits,
+    repeated,
+    standard_error,
+    weighted_mean,
+)
 from tfresidual.probes.predictions import label_check, scored_chain
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import WEIGHTS, batches_of, no_images, run_over, splits_of
@@ -108,6 +114,7 @@ DECLARATION = Probe(
                 "that change the state little."
             ),
             source="Jastrzebski et al. 2018, equations 2 to 4",
+            finding="first_order",
             drawing=Drawing(
                 "First-order share",
                 (
@@ -170,8 +177,9 @@ def first_order(
     - `ratio_after`, `rank_correlation_after`, `ratio_readout`, `rank_correlation_readout`: those of
       the other terms, the last two with `readout_change`.
 
-    The first six are computed per image and averaged. Blocks that change the shape of the state
-    have no F and cannot be dropped: all their values are NaN. Each batch is read once.
+    The first six are computed per image and averaged; `first_order_se` and so on are the standard
+    errors of these means over the images. Blocks that change the shape of the state have no F and
+    cannot be dropped: all their values are NaN. Each batch is read once.
 
     Example:
 
@@ -189,9 +197,9 @@ def first_order(
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0) and these, in the
         order `first_order`, `first_order_after`, `loss_change`, `l2_ratio`, `first_order_readout`,
         `readout_change`, `ratio`, `rank_correlation`, `ratio_after`, `rank_correlation_after`,
-        `ratio_readout`, `rank_correlation_readout`. If `data` is a dict, `split` is the first
-        column. With `per_image`, `image` (from 0) comes after `block`, and the last six columns are
-        missing.
+        `ratio_readout`, `rank_correlation_readout`, and the standard errors of the first six. If
+        `data` is a dict, `split` is the first column. With `per_image`, `image` (from 0) comes
+        after `block`, and only the first six are there.
 
     Raises:
         ValueError: if an argument cannot be used, or the outputs of the network are not classes.
@@ -300,6 +308,7 @@ def _means(chain, values, weights):
             columns[f"rank_correlation{suffix}"] = [
                 rank_correlation(*both) for both in zip(*of_blocks, strict=True)
             ]
+        columns |= {f"{name}_se": standard_error(values[name], weights) for name in VALUES}
     return block_places(chain).assign(**columns)
 
 

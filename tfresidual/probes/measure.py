@@ -33,6 +33,7 @@ def measure(
     progress: bool = False,
     with_labels: bool = True,
     with_errors: Sequence[str] = (),
+    with_shares: Sequence[str] = (),
     per_position: bool = False,
     of_states: Sequence[str] = (),
     with_plain: bool = False,
@@ -52,6 +53,7 @@ def measure(
         progress: whether to show a progress bar.
         with_labels: whether the function reads the labels, which must then be valid.
         with_errors: names of the values whose means are returned with their standard errors.
+        with_shares: names of the values of which the share below 0 is returned, too.
         per_position: whether the function is called with `per_position=True` too and returns
             tensors `(images, positions, blocks)`, and under `VALID_POSITIONS` which positions are
             measured. Every such position is then counted like an image.
@@ -62,7 +64,8 @@ def measure(
     Returns:
         A `pandas.DataFrame` with the columns `split` (if `data` is a dict), `stage`, `block`,
         `image` (with `per_image`, and then `position` with `per_position`) and one column per
-        value; without `per_image`, also a column `..._se` for each of `with_errors`.
+        value; without `per_image`, also a column `..._se` for each of `with_errors` and one
+        `..._below_zero` for each of `with_shares`.
     """
     check_bool("per_image", per_image)
     check_bool("per_position", per_position)
@@ -99,6 +102,10 @@ def measure(
         frames[split] = block_places(chain).assign(
             **{name: weighted_mean(value, shares[name]) for name, value in values.items()},
             **{f"{name}_se": standard_error(values[name], shares[name]) for name in with_errors},
+            **{
+                f"{name}_below_zero": share_below_zero(values[name], shares[name])
+                for name in with_shares
+            },
         )
     return joined_splits(frames)
 
@@ -156,6 +163,11 @@ def weighted_mean(values: ArrayLike, weights: Array) -> Any:
         if (weights == weights[0]).all():
             return values.mean(axis=0)
         return np.tensordot(weights / weights.sum(), values, axes=1)[()]
+
+
+def share_below_zero(values, weights):
+    """Returns the share of values below 0 over the first axis, NaN where one is NaN."""
+    return weighted_mean(np.where(np.isnan(values), np.nan, values < 0), weights)
 
 
 def standard_error(values: ArrayLike, weights: Array) -> Any:

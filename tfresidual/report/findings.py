@@ -45,11 +45,53 @@ def of_cosine_loss(frames):
     if counts is None or not sum(counts):
         return None
     below, undecided, above = counts
-    images = of_test(frames["block_metrics"])[1]
+    rows, images = of_test(frames["block_metrics"])
     found = f"{images}, {below} of {_many(sum(counts), 'block')} lie below zero and {above} above"
+    found += f", {_BEYOND}"
     if undecided:
-        return f"{found}, {_BEYOND}; the sign of {undecided} is undecided."
-    return f"{found}, {_BEYOND}."
+        found += f"; the sign of {undecided} is undecided"
+    rows = _below_zero(rows)
+    if below and "cosine_loss_below_zero" in rows:
+        shares = _percent(rows["cosine_loss_below_zero"])
+        found += f". Of these {below}, the cosine is below zero for {shares} of the images"
+    return f"{found}."
+
+
+def of_first_order(frames):
+    """Returns a sentence that joins the cosines with the first-order terms and the losses."""
+    if "block_metrics" not in frames:
+        return None
+    metrics, terms = (of_test(frames[name])[0] for name in ("block_metrics", "first_order"))
+    if "cosine_loss_se" not in metrics or "first_order_se" not in terms:
+        return None
+    chosen = _below_zero(metrics)[["stage", "block"]].merge(terms, on=["stage", "block"])
+    if not len(chosen):
+        return None
+    parts = []
+    for name, what in (
+        ("first_order", "the mean product of F and g, in which large gradients count more,"),
+        ("loss_change", "the change of the mean loss by the block"),
+    ):
+        found = signs(chosen[name], chosen[f"{name}_se"]).tolist()
+        below, none, above = (found.count(sign) for sign in (BELOW, UNDECIDED, ABOVE))
+        parts.append(f"{what} is below zero in {below}, above in {above}, undecided in {none}")
+    images = of_test(frames["first_order"])[1]
+    return (
+        f"{images}, of {_many(len(chosen), 'block')} whose mean cosine is below zero: "
+        f"{'; '.join(parts)}."
+    )
+
+
+def _below_zero(rows):
+    """Returns the rows whose mean cosine loss is below zero beyond noise."""
+    rows = rows.dropna(subset="cosine_loss")
+    return rows[signs(rows["cosine_loss"], rows["cosine_loss_se"]) == BELOW]
+
+
+def _percent(shares):
+    """Returns the range of some shares as text."""
+    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    return low if low == high else f"{low[:-1]} to {high}"
 
 
 def of_repetition_metrics(frames):
@@ -74,22 +116,29 @@ def of_scaled_repetition_metrics(frames):
 
 
 def of_indices(frames):
-    """Returns a sentence if the error is too close to chance for indices to mean anything."""
+    """Returns a sentence on stages whose last block is missed most, or on an error at chance."""
     if "borderline" not in frames:
         return None
-    images = of_test(frames["convergence_indices"])[1]
+    rows, images = of_test(frames["convergence_indices"])
     if errs_less_than_chance(frames):
-        return None
+        stages = rows[(rows["basis"] == "labels") & (rows["stage"].astype(str) != "mean")]
+        over = stages[stages["recurrence_index"] > 1.1]["stage"].astype(str).tolist()
+        if not over:
+            return None
+        return (
+            f"{images}, recurrence is over 1.1 in {_stages(over)}: without the last block there, "
+            "the network errs more than without the others."
+        )
     return (
-        f"{images}, the error of the whole network is not below chance {_BEYOND}: the indices, "
-        "which divide by that difference, are meaningless here."
+        f"{images}, the error of the whole network is not below chance {_BEYOND}: the indices "
+        "divide by that difference, and are not defined here."
     )
 
 
 def errs_less_than_chance(frames):
     """Returns whether the error on test images is more than two standard errors below chance."""
     row = of_test(frames["convergence_indices"])[0].iloc[0]
-    error = error_of_share(row["error"], count_images(frames))
+    error = error_of_share(row["chance"], count_images(frames))
     return bool(row["chance"] - row["error"] > STANDARD_ERRORS * error)
 
 

@@ -29,31 +29,35 @@ def grid(values, labels, **keys):
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """A statement with frames in which it holds.
+    """A statement with frames in which it is true beyond noise.
 
     Attributes:
         id: the statement.
         frames: function that returns the frames; its arguments are what can be otherwise.
         effect: the effect of every case.
-        otherwise: dicts of arguments, with each of which some case, or all, no longer hold.
+        refuted: dicts of arguments, with each of which every case is false beyond noise.
+        otherwise: dicts of arguments, with each of which some case is not true.
+        undecidable: dicts of arguments with which the gate is not met; empty if there is none.
     """
 
     id: str
     frames: callable
     effect: float
-    otherwise: tuple
+    refuted: tuple
+    otherwise: tuple = ()
+    undecidable: tuple = ()
 
 
 class Book(dict):
     """The statements of a paper by id, each a `Told`."""
 
-    def told(self, id, effect, *otherwise):
+    def told(self, id, effect, *refuted, otherwise=(), undecidable=()):
         """Decorator: adds a statement, whose frames the function returns."""
 
         def add(frames):
-            if id in self or not otherwise:
-                raise ValueError(f"{id} is told already, or nothing makes it fail.")
-            self[id] = Told(id, frames, effect, otherwise)
+            if id in self or not refuted:
+                raise ValueError(f"{id} is told already, or nothing refutes it.")
+            self[id] = Told(id, frames, effect, refuted, otherwise, undecidable)
             return frames
 
         return add

@@ -1,0 +1,97 @@
+"""One step of gradient descent on a linear layer against a step of its output: II, appendix A.1."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import keras
+import numpy as np
+import pandas as pd
+from catalogue import Network, Trained
+from keras import ops
+
+# Learning rate of the step; the layer is linear, so that the comparison holds for any.
+RATE = 0.1
+CLASSES, SIDE, CHANNELS = 10, 8, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Settings of the comparison.
+
+    Attributes:
+        layer: `"dense"`; `"patches"` for a convolution whose patches do not overlap; or
+            `"overlapping patches"`.
+        seed: determines weights and the image.
+    """
+
+    layer: str
+    seed: int
+
+
+class Algebra(Network):
+    """A linear layer with a linear head, as built; nothing is trained."""
+
+    def train(self, folder, console=None):
+        return Trained(self, folder)
+
+    def untrained(self):
+        return self
+
+    def operations(self):
+        return 0
+
+
+def moves(trained):
+    """How the output of the layer moves by a step on its weights, against the paper's equation 8.
+
+    The output h = Wx + b should move by -rate (|x|^2 + 1) dL/dh, where x is what the layer sees of
+    the image at one place.
+    """
+    setting = trained.network.settings
+    layer, x = _layer_of(setting)
+    head = keras.layers.Dense(CLASSES)
+    head.build((1, int(np.prod(layer(x).shape[1:]))))
+    before = ops.convert_to_numpy(layer(x))
+    of_output, of_weights = _gradients(layer, head, x)
+    for variable, gradient in zip(layer.trainable_variables, of_weights, strict=True):
+        variable.assign_sub(RATE * gradient)
+    moved = ops.convert_to_numpy(layer(x)) - before
+    expected = -RATE * (_squared_norms(setting, x) + 1) * of_output
+    cosine = (moved * expected).sum() / np.linalg.norm(moved) / np.linalg.norm(expected)
+    deviation = np.linalg.norm(moved - expected) / np.linalg.norm(expected)
+    return pd.DataFrame({"deviation": [deviation], "cosine": [cosine]})
+
+
+def _layer_of(setting):
+    keras.utils.set_random_seed(setting.seed)
+    image = np.random.default_rng(setting.seed).standard_normal((1, SIDE, SIDE, CHANNELS))
+    if setting.layer == "dense":
+        layer, x = keras.layers.Dense(16, dtype="float64"), image.reshape(1, -1)
+    else:
+        strides = 1 if setting.layer == "overlapping patches" else 2
+        layer, x = keras.layers.Conv2D(16, 2, strides=strides, dtype="float64"), image
+    layer.build(x.shape)
+    return layer, x
+
+
+def _squared_norms(setting, x):
+    """Returns |x|^2 of what the layer sees at every place of its output."""
+    if setting.layer == "dense":
+        return (x**2).sum()
+    strides = 1 if setting.layer == "overlapping patches" else 2
+    ones = np.ones((2, 2, CHANNELS, 1))
+    return ops.convert_to_numpy(ops.conv(x**2, ones, strides=strides, padding="valid"))
+
+
+def _gradients(layer, head, x):
+    """Returns the gradients of the loss with respect to the layer's output and its weights."""
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        output = layer(x)
+        tape.watch(output)
+        logits = tf.cast(head(tf.reshape(output, (1, -1))), tf.float64)
+        loss = tf.reduce_sum(keras.losses.sparse_categorical_crossentropy([0], logits, True))
+    of_output, of_weights = tape.gradient(loss, [output, layer.trainable_variables])
+    return of_output.numpy(), of_weights
