@@ -7,6 +7,7 @@ import dataclasses
 import keras
 import numpy as np
 import pandas as pd
+import tensorflow as tf
 from catalogue import Network, Trained
 from keras import ops
 
@@ -20,8 +21,7 @@ class Setting:
     """Settings of the comparison.
 
     Attributes:
-        layer: `"dense"`; `"patches"` for a convolution whose patches do not overlap; or
-            `"overlapping patches"`.
+        layer: `"dense"` or `"convolution"`, of 2 x 2 patches.
         seed: determines weights and the image.
     """
 
@@ -50,7 +50,7 @@ def moves(trained):
     """
     setting = trained.network.settings
     layer, x = _layer_of(setting)
-    head = keras.layers.Dense(CLASSES)
+    head = keras.layers.Dense(CLASSES, dtype="float64")
     head.build((1, int(np.prod(layer(x).shape[1:]))))
     before = ops.convert_to_numpy(layer(x))
     of_output, of_weights = _gradients(layer, head, x)
@@ -69,8 +69,7 @@ def _layer_of(setting):
     if setting.layer == "dense":
         layer, x = keras.layers.Dense(16, dtype="float64"), image.reshape(1, -1)
     else:
-        strides = 1 if setting.layer == "overlapping patches" else 2
-        layer, x = keras.layers.Conv2D(16, 2, strides=strides, dtype="float64"), image
+        layer, x = keras.layers.Conv2D(16, 2, dtype="float64"), image
     layer.build(x.shape)
     return layer, x
 
@@ -79,19 +78,16 @@ def _squared_norms(setting, x):
     """Returns |x|^2 of what the layer sees at every place of its output."""
     if setting.layer == "dense":
         return (x**2).sum()
-    strides = 1 if setting.layer == "overlapping patches" else 2
     ones = np.ones((2, 2, CHANNELS, 1))
-    return ops.convert_to_numpy(ops.conv(x**2, ones, strides=strides, padding="valid"))
+    return ops.convert_to_numpy(ops.conv(x**2, ones, padding="valid"))
 
 
 def _gradients(layer, head, x):
     """Returns the gradients of the loss with respect to the layer's output and its weights."""
-    import tensorflow as tf
-
     with tf.GradientTape() as tape:
         output = layer(x)
         tape.watch(output)
-        logits = tf.cast(head(tf.reshape(output, (1, -1))), tf.float64)
-        loss = tf.reduce_sum(keras.losses.sparse_categorical_crossentropy([0], logits, True))
+        logits = head(ops.reshape(output, (1, -1)))
+        loss = keras.losses.sparse_categorical_crossentropy(np.zeros(1), logits, from_logits=True)
     of_output, of_weights = tape.gradient(loss, [output, layer.trainable_variables])
     return of_output.numpy(), of_weights

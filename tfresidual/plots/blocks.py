@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def cosine_loss(frame: Frame) -> Figure:
     """Draws the cosine between every block's output and the gradient of the loss.
 
-    Below zero, a block moves the state in a direction that lowers the loss.
+    Below zero, what a block adds points to where the loss falls, in the mean over the images.
 
     Args:
         frame: Frame with the column `cosine_loss`, and optionally `cosine_loss_se`, a standard

@@ -341,7 +341,8 @@ def block_metrics(
     docs/concepts/probes.md says which images and positions count.
 
     - `cosine_loss`: <F, g> / (|F| |g|), in [-1, 1], 0 if F or g is zero. Below 0, the block moves
-      the state in a direction that lowers the loss (Jastrzebski et al. 2018, section 4.1, fig. 4).
+      the state of the image to where its loss falls, to first order (Jastrzebski et al. 2018,
+      section 4.1, fig. 4).
     - `readout_cosine_loss`: the same, with the gradient of the loss of the head applied directly to
       h. Only for the last stage, NaN elsewhere (ibid., appendix C, fig. 13).
     - `l2_ratio`: |F| / |h|, 0 or more (ibid., fig. 2).

@@ -68,8 +68,9 @@ DECLARATION = Probe(
                 "last block of a stage is applied again and again."
             ),
             reading=(
-                "As long as the cosine is below zero, one more application lowers the loss to "
-                "first order. The vertical line marks the last block as trained."
+                "As long as the cosine is below zero, one more application points to where the "
+                "loss falls, to first order and in the mean over the images. The vertical line "
+                "marks the last block as trained."
             ),
             source="Jastrzebski et al. 2018, figure 20, left",
             frames=("repetition_metrics", "trained_blocks"),

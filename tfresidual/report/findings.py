@@ -40,7 +40,7 @@ def count_signs(block_metrics):
 
 
 def of_cosine_loss(frames):
-    """Returns a sentence on how many blocks move the state down the gradient."""
+    """Returns a sentence on how many blocks have a mean cosine below zero, and for whom."""
     counts = count_signs(frames["block_metrics"])
     if counts is None or not sum(counts):
         return None
@@ -95,7 +95,7 @@ def _percent(shares):
 
 
 def of_repetition_metrics(frames):
-    """Returns a sentence on how long a repeated block moves the state down the gradient."""
+    """Returns a sentence on how long a repeated block has a mean cosine below zero."""
     return _of_repetitions(frames["repetition_metrics"])
 
 

@@ -20,7 +20,7 @@ class Section:
     ...     "Does each block move the state where the loss falls?",
     ...     figure=plots.cosine_loss(frame),
     ...     frame=frame,
-    ...     reading="Below zero the block lowers the loss, to first order.",
+    ...     reading="Below zero it points to where the loss falls, in the mean over the images.",
     ...     source="Jastrzebski et al. 2018, figure 4",
     ... )
 

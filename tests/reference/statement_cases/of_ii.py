@@ -428,7 +428,8 @@ def _(slope=1, odd=1):
     return per_block("by_epoch", values, *ALL, splits=LOGGED, epoch=range(4))
 
 
-@II.told("II-A1", 0, {"deviation": 0.1})
+@II.told("II-A1a", 0, {"deviation": 0.1})
+@II.told("II-A1b", 0, {"deviation": 0.1})
 def _(deviation=0.0):
-    labels = {"layer": ("dense", "patches"), "seed": (0,)}
+    labels = {"layer": ("dense",), "seed": (0,)}
     return {"moves": grid({"deviation": deviation}, labels)}
