@@ -25,6 +25,7 @@ ORDER = (
     "routing",
     "sources",
     "probes",
+    "surgery",
     "datasets",
     "training",
     "tuning",
@@ -123,7 +124,7 @@ def test_all_names_are_there(imported):
     assert {kinds.pop(name) for name in ("chain", "export")} == {"function"}
     assert set(kinds.values()) == {"module"}
     parts = {"callbacks", "datasets", "jobs", "layers", "networks", "plots", "probes", "report"}
-    assert set(kinds) == parts | {"routes", "routing", "sources", "training", "tuning"}
+    assert set(kinds) == parts | {"routes", "routing", "sources", "surgery", "training", "tuning"}
     assert set(imported["dir"]) >= {*kinds, "chain", "export", "__version__"}
     assert imported["error"] == "module 'tfresidual' has no attribute 'nothing'"
 

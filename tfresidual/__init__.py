@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tfresidual import report as report
     from tfresidual import routing as routing
     from tfresidual import sources as sources
+    from tfresidual import surgery as surgery
     from tfresidual import tuning as tuning
     from tfresidual.routing import routes as routes
     from tfresidual.sources import chain as chain
@@ -52,6 +53,7 @@ _PARTS = (
     "report",
     "routing",
     "sources",
+    "surgery",
     "training",
     "tuning",
 )

@@ -38,7 +38,8 @@ def links_of(page):
 
 
 def anchors_of(page):
-    """What the headings of a page are called, on the site and where the repository is shown."""
+    """What headings and marked places are called, on the site and where the repository is shown."""
+    yield from re.findall(r'<a id="([\w-]+)">', page.read_text(encoding="utf-8"))
     tokens = list(tokens_of(page))
     for token, text in itertools.pairwise(tokens):
         if token.type == "heading_open":

@@ -61,6 +61,8 @@ class Block:
             paths cannot be told apart; or the name of a shortcut of
             `tfresidual.layers.ResidualUnit`. `None` if it is not known.
         name: the name of the layer or operation that ends the block; `None` if it has none.
+        inside: tuple of the layers that hold the block, from the outermost on: those that were
+            opened, or the layer that is the block.
     """
 
     stage: int
@@ -79,6 +81,9 @@ class Block:
     )
     shortcut: str | None = None
     name: str | None = None
+    inside: tuple[keras.layers.Layer, ...] = dataclasses.field(
+        default=(), repr=False, compare=False
+    )
 
     def __call__(
         self, state: Tensor, anchor: Tensor | None = None, scale: float | Tensor | None = None

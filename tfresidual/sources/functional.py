@@ -273,7 +273,12 @@ class _Parts:
             "branch": parts["branch"] and self.outer(branch),
             "join": parts["join"] and self.outer(join),
         }
-        return parts | functions | {"name": found.name, "variables": variables_of(nodes)}
+        inside = found.sums[0].inside
+        if found.shortcut is None and found.unit is None:
+            # A layer that was chosen as a whole.
+            inside = (*inside, found.sums[0].operation)
+        named = {"name": found.name, "variables": variables_of(nodes), "inside": inside}
+        return parts | functions | named
 
     def of_sum(self, found):
         """Like `unit_parts`, for a sum or a layer, without weights."""

@@ -163,6 +163,10 @@ class Entry(keras.Operation):
     def call(self, inputs):
         return ops.cast(inputs, self.dtype)
 
+    def symbolic_call(self, inputs):
+        # A model of parts of a chain is saved with an operation that Keras can load.
+        return ops.cast(inputs, self.dtype)
+
 
 class _Recorded(keras.Operation):
     """Replaces an operation in a copy of its graph: a layer keeps every symbolic call."""

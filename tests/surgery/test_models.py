@@ -1,0 +1,355 @@
+"""Models without blocks, against models made by hand and the routes of their chains."""
+
+import functools
+import itertools
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from reference.random_network import random_network, randomise
+from refusals import refused
+
+import tfresidual as tfr
+from tfresidual import networks, routes, surgery, training
+
+pytestmark = pytest.mark.eager
+
+RNG = np.random.default_rng(0)
+
+
+def by_hand(skip=(), order=range(4), inputs=1, **kwargs):
+    """A functional model of four blocks, some of them left out, with weights that names decide."""
+    given = [keras.Input((8, 8, 3), name=f"images{i}") for i in range(inputs)]
+    state = layers.Conv2D(4, 3, padding="same", name="stem", **kwargs)(given[0])
+    for index in order:
+        if index in skip:
+            continue
+        branch = layers.BatchNormalization(name=f"norm{index}", **kwargs)(state)
+        branch = layers.Conv2D(4, 3, padding="same", name=f"conv{index}", **kwargs)(branch)
+        if inputs > 1:
+            gate = layers.GlobalAveragePooling2D(keepdims=True, name=f"mean{index}")(given[1])
+            branch = layers.Multiply(name=f"gate{index}")(
+                [branch, layers.Dense(4, name=f"dense{index}")(gate)]
+            )
+        state = layers.Add(name=f"add{index}", **kwargs)([state, branch])
+    state = layers.GlobalAveragePooling2D(name="pooling", **kwargs)(state)
+    outputs = layers.Dense(5, activation="softmax", dtype="float32", name="classifier")(state)
+    model = keras.Model(given[0] if inputs == 1 else given, outputs, name="by_hand")
+    for layer in model.layers:
+        rng = np.random.default_rng(sum(map(ord, layer.name)))
+        layer.set_weights([rng.uniform(0.1, 0.9, w.shape) for w in layer.get_weights()])
+    return model
+
+
+def images_of(model, count=3):
+    return [
+        RNG.normal(size=(count, *tensor.shape[1:])).astype("float32") for tensor in model.inputs
+    ]
+
+
+def gradients(model, images):
+    """Outputs and gradients of all weights by name, in training."""
+    with tf.GradientTape() as tape:
+        outputs = model(images, training=True)
+        loss = tf.reduce_sum(outputs**2)
+    found = tape.gradient(loss, model.trainable_variables)
+    named = zip(model.trainable_variables, found, strict=True)
+    return outputs, {variable.path: gradient.numpy() for variable, gradient in named}
+
+
+@pytest.mark.parametrize("inputs", [1, 2])
+@pytest.mark.parametrize("skip", [(1,), (0, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("weights", ["copy", "share"])
+def test_a_model_equals_one_made_by_hand(inputs, skip, weights):
+    """Outputs, gradients and moving statistics after a step, bit for bit; so does its file."""
+    model = by_hand(inputs=inputs)
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    before = [weight.numpy() for weight in model.weights]
+    if inputs == 2 and len(skip) == 4:
+        skip = (1, 2)
+    found = surgery.without_blocks(model, [(1, index) for index in skip], weights=weights)
+    hand = by_hand(skip, inputs=inputs)
+    assert [layer.name for layer in found.layers] == [layer.name for layer in hand.layers]
+    images = images_of(model)
+    images = images[0] if inputs == 1 else images
+    np.testing.assert_array_equal(found(images), hand(images))
+    for one, other in zip(gradients(found, images), gradients(hand, images), strict=True):
+        keras.tree.map_structure(np.testing.assert_array_equal, one, other)
+    assert found.compiled and found.optimizer is not model.optimizer
+    assert [metric.name for metric in found.metrics] == [metric.name for metric in model.metrics]
+    is_shared = any(weight is own for weight in found.weights for own in model.weights)
+    assert is_shared == (weights == "share")
+    if weights == "copy":
+        for weight, value in zip(model.weights, before, strict=True):
+            np.testing.assert_array_equal(weight, value)
+
+
+def test_routes_that_repeat_and_reorder():
+    model, images = by_hand(), images_of(by_hand())[0]
+    order = [3, 0, 2, 1]
+    found = surgery.reordered(model, 1, order)
+    np.testing.assert_array_equal(found(images), by_hand(order=order)(images))
+    found = surgery.repeated(model, 1, 2)
+    chain = tfr.chain(model)
+    expected = routes.follow(chain, routes.repeat_last_block(chain, 1, 2))(images)
+    np.testing.assert_allclose(found(images), expected, rtol=1e-6)
+    # One block with one set of weights, called three times.
+    assert found.count_params() == model.count_params()
+
+
+NETWORKS = {
+    "plain": {},
+    "original": {"layout": "original"},
+    "bounded": {"lipschitz": 0.9},
+    "at its anchor": {"lipschitz": 0.9, "anchor": "input"},
+    "shared": {"share_from": 3, "batch_norm": "unshared"},
+    "with a transition": {"transition": "average_pooling"},
+    "downsampling": {"transition": "downsampling_block"},
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_residual_networks(name):
+    """One of fewer blocks, with its configuration, which computes what the route does."""
+    net = random_network(blocks=4, widths=(4, 8), **NETWORKS[name])
+    net.compile("sgd", "sparse_categorical_crossentropy")
+    chain = tfr.chain(net)
+    first = next(block for block in chain.stages[1].blocks if block.keeps_shape)
+    blocks = [(1, 1), (2, first.index + 1)]
+    found = surgery.without_blocks(net, blocks)
+    assert type(found) is networks.ResidualNetwork and found.blocks == (3, 3)
+    images = RNG.normal(size=(3, *net.input_shape[1:])).astype("float32")
+    expected = routes.follow(chain, routes.drop(chain, *blocks))(images)
+    np.testing.assert_allclose(found(images), expected, rtol=1e-5, atol=1e-6)
+    assert found.compiled
+    labels = np.arange(3) % net.classes
+    assert np.isfinite(found.fit(images, labels, verbose=0).history["loss"][0])
+    if name == "shared":
+        # `share_from` is the same for all stages.
+        with refused("blocks"):
+            surgery.without_blocks(net, blocks[:1])
+    with refused("stage"):
+        surgery.without_blocks(net, [(3, 0)])
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.nightly) for s in (1, 2))])
+def test_blocks_that_go_one_by_one_leave_the_same_network(seed):
+    """In any order, of a network with random droppable blocks."""
+    rng = np.random.default_rng(seed)
+    net = random_network(seed=seed, blocks=4, widths=(4, 8))
+    droppable = [(b.stage, b.index) for b in tfr.chain(net).blocks if b.keeps_shape]
+    chosen = [droppable[i] for i in rng.permutation(len(droppable))[:3]]
+    found = surgery.without_blocks(net, chosen)
+    for order in itertools.permutations(chosen):
+        one, gone = net, []
+        for stage, index in order:
+            now = index - sum(stage == s and i < index for s, i in gone)
+            one = surgery.without_blocks(one, [(stage, now)])
+            gone.append((stage, index))
+        for own, other in zip(one.weights, found.weights, strict=True):
+            np.testing.assert_array_equal(own, other)
+
+
+def test_a_stage_without_blocks_is_a_plain_model():
+    net = random_network(blocks=2, widths=(4, 8))
+    found = surgery.without_blocks(net, [(1, 0), (1, 1)])
+    assert not isinstance(found, networks.ResidualNetwork)
+    chain = tfr.chain(net)
+    images = RNG.normal(size=(3, *net.input_shape[1:])).astype("float32")
+    expected = routes.follow(chain, routes.drop(chain, (1, 0), (1, 1)))(images)
+    np.testing.assert_allclose(found(images), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_coupled_network_stays_coupled():
+    net = random_network(blocks=4, widths=(4,), recurrent_initialization=True)
+    net.compile(training.GradientCoupling("sgd", coupling=0.5), "mse")
+    found = surgery.without_blocks(net, [(1, 2)])
+    assert type(found.optimizer) is type(net.optimizer)
+    images = RNG.normal(size=(2, *net.input_shape[1:])).astype("float32")
+    found.fit(images, np.zeros((2, net.classes)), verbose=0)
+
+
+SMALL = {"weights": None, "classes": 5, "input_shape": (32, 32, 3)}
+APPLICATIONS = {
+    "ResNet50V2": {},
+    "MobileNetV2": {"alpha": 0.35},
+    "EfficientNetV2B0": {"include_preprocessing": False},
+    "ConvNeXtTiny": {"include_preprocessing": False},
+}
+HUB = {
+    "BertTextClassifier": {},
+    "BertBackbone": {"output": "sequence_output"},
+    "GPT2Backbone": {},
+    "LlamaBackbone": {},
+    "GemmaBackbone": {},
+    "ViTBackbone": {},
+}
+
+
+@functools.cache
+def application(name):
+    model = getattr(keras.applications, name)(**SMALL, **APPLICATIONS[name])
+    randomise(model)
+    return model
+
+
+@pytest.mark.parametrize("name", ["MobileNetV2", *(n for n in APPLICATIONS if n != "MobileNetV2")])
+@pytest.mark.nightly
+def test_published_architectures_and_their_files(name, tmp_path):
+    """The file opens and trains in a process without this package."""
+    model = application(name)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    chain = tfr.chain(model)
+    blocks = [(b.stage, b.index) for b in chain.blocks if b.keeps_shape][1::2]
+    found = surgery.without_blocks(model, blocks)
+    assert found.count_params() < model.count_params()
+    images = RNG.normal(size=(2, 32, 32, 3)).astype("float32")
+    expected = routes.follow(chain, routes.drop(chain, *blocks))(images)
+    np.testing.assert_allclose(found(images, training=False), expected, rtol=1e-3, atol=1e-5)
+    found.save(tmp_path / "smaller.keras")
+    np.savez(tmp_path / "images.npz", images=images, outputs=found(images, training=False))
+    script = tmp_path / "opens.py"
+    script.write_text(
+        "import sys, keras, numpy as np\n"
+        "model = keras.saving.load_model('smaller.keras')\n"
+        "data = np.load('images.npz')\n"
+        "found = model(data['images'], training=False)\n"
+        "np.testing.assert_allclose(found, data['outputs'], rtol=1e-5)\n"
+        "model.fit(data['images'], np.array([0, 1]), verbose=0)\n"
+        "assert not any(name.startswith('tfresidual') for name in sys.modules)\n"
+    )
+    # Not `processes.run`, whose processes have imported this package.
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "BertTextClassifier" else pytest.param(n, marks=pytest.mark.nightly) for n in HUB],
+)
+def test_models_of_keras_hub_have_fewer_layers(name):
+    from sources import zoo
+
+    model = zoo.build(name)
+    chain = tfr.chain(model, **HUB[name])
+    level = next(
+        level for level in range(9) if len({id(block.inside[level]) for block in chain.blocks}) > 1
+    )
+    last = chain.blocks[-1].inside[level]
+    blocks = [(b.stage, b.index) for b in chain.blocks if b.inside[level] is last]
+    found = surgery.without_blocks(model, blocks, **HUB[name])
+    assert type(found) is type(model)
+    assert found.count_params() < model.count_params()
+    if len(blocks) > 1:
+        with refused("blocks"):
+            surgery.without_blocks(model, blocks[:1], **HUB[name])
+
+
+def test_a_model_made_of_parts_of_a_chain_can_be_loaded(tmp_path):
+    chain = tfr.chain(by_hand())
+    images = keras.Input((8, 8, 3))
+    state = chain.stem(images)
+    for block in chain.blocks[1:]:
+        state = block(state)
+    made = keras.Model(images, chain.head(state))
+    made.save(tmp_path / "parts.keras")
+    given = images_of(made)[0]
+    loaded = keras.saving.load_model(tmp_path / "parts.keras")
+    np.testing.assert_array_equal(loaded(given), made(given))
+
+
+class Code(keras.Model):
+    """A subclassed model, whose `call` is code."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = layers.Dense(4), layers.Dense(4)
+
+    def call(self, inputs):
+        return self.second(inputs + self.first(inputs))
+
+
+def subclassed():
+    model = Code()
+    model(np.zeros((1, 4), "float32"))
+    return model
+
+
+def sharing():
+    """Two blocks that are one layer."""
+    inputs = keras.Input((4,))
+    dense = layers.Dense(4)
+    state = inputs + dense(inputs)
+    state = state + dense(state)
+    return keras.Model(inputs, layers.Dense(2)(state))
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "names"),
+    [
+        (by_hand, [], ["blocks"]),
+        (by_hand, [(1, 9)], ["blocks"]),
+        (by_hand, [(2, 0)], ["stage"]),
+        (by_hand, [(1, 0), (1, 0)], ["blocks"]),
+        (by_hand, ["add9"], ["blocks"]),
+        (by_hand, 3, ["blocks"]),
+        (by_hand, [(1,)], ["blocks"]),
+        (by_hand, [None], ["blocks"]),
+        (lambda: None, [(1, 0)], ["model"]),
+        (lambda: tfr.chain(by_hand()), [(1, 0)], ["model"]),
+        (subclassed, [(1, 0)], ["source"]),
+        (sharing, [(1, 0)], ["blocks"]),
+        (lambda: random_network(blocks=3, widths=(4, 8)), [(2, 0)], ["blocks"]),
+        (lambda: random_network(blocks=3, widths=(4,), share_from=1), [(1, 1)], ["blocks"]),
+        (
+            lambda: random_network(blocks=4, widths=(4, 8), share_from=3),
+            [(1, 1)],
+            ["blocks"],
+        ),
+    ],
+)
+def test_refusals(model, blocks, names):
+    with refused(*names):
+        surgery.without_blocks(model(), blocks)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda m: surgery.without_blocks(m, [(1, 0)], weights="move"), "weights"),
+        (lambda m: surgery.without_blocks(m, scaled(m)), "blocks"),
+        (lambda m: surgery.repeated(m, 3, 1), "stage"),
+        (lambda m: surgery.repeated(m, 1, 0), "times"),
+        (lambda m: surgery.reordered(m, 3, [0]), "stage"),
+        (lambda m: surgery.reordered(m, 1, [0, 1]), "order"),
+        (lambda m: surgery.reordered(m, 1, [0, 1, 2, 2]), "order"),
+        (lambda m: surgery.reordered(m, 1, "0123"), "order"),
+        (lambda m: surgery.reordered(m, 1, [0, 1, 2, None]), "order"),
+    ],
+)
+def test_refusals_of_other_arguments(call, name):
+    with refused(name):
+        call(by_hand())
+
+
+def scaled(model):
+    return routes.repeat_last_block(tfr.chain(model), 1, 1, scale=0.5)
+
+
+def test_a_block_that_changes_the_shape_stays_first():
+    net = random_network(blocks=3, widths=(4, 8))
+    with refused("order"):
+        surgery.reordered(net, 2, [1, 0, 2])
+
+
+def test_a_loss_of_ones_own_leaves_the_model_uncompiled():
+    model = by_hand()
+    model.compile("sgd", lambda y, z: keras.ops.sum(z, axis=-1))
+    with pytest.warns(UserWarning, match="call `compile`"):
+        found = surgery.without_blocks(model, [(1, 0)])
+    assert not found.compiled

@@ -1,0 +1,209 @@
+"""Plain functional models along routes, rebuilt from the graph of a model. TensorFlow only."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+
+import keras
+from keras import ops
+
+from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.routing import routes
+from tfresidual.sources.division import divided
+from tfresidual.sources.graph import Entry, Weight, has_graph, inputs_of, outputs_of, path_to
+from tfresidual.sources.recording import graph_with_masks
+
+
+def refusal(chain, reason):
+    """Returns the error for a model, or a block, that cannot be rebuilt, with the reason."""
+    return ArgumentError(
+        "model", "be one that can be rebuilt along the route", said=f"{chain.name}: {reason}"
+    )
+
+
+def functional_model(model, chain, route, weights):
+    """Returns the plain functional model of a route, with the layers of a model or copies."""
+    if not has_graph(model):
+        raise refusal(
+            chain,
+            f"it is a {type(model).__name__} whose `call` is code, which cannot be changed; build "
+            "it as a functional model",
+        )
+    layers = layers_of(chain)
+    graph = graph_with_masks(model)
+    chosen = None if not layers else lambda node: any(node.operation is one for one in layers)
+    division = divided(graph, chosen)
+    steps = steps_of(chain, route, layers)
+    if division is None or len(division.blocks) != len(layers or chain.blocks):
+        raise refusal(chain, "its blocks are not those of its layers called once each")
+    _check_shared(chain, route)
+    rebuilt = _Rebuilt(model, chain, division, weights)
+    return rebuilt.along(steps, steps_of(chain, routes.unperturbed(chain), layers))
+
+
+def layers_of(chain, level=0):
+    """Returns the layers that hold the blocks of a chain, in order, each of them once.
+
+    Args:
+        chain: the chain.
+        level: 0 for the outermost layers, 1 for those inside of these, and so on.
+    """
+    found = {
+        id(layer): layer for block in chain.blocks for layer in block.inside[level : level + 1]
+    }
+    return list(found.values())
+
+
+def steps_of(chain, route, layers, level=0):
+    """Returns the route as places of blocks, or of layers that hold them, lists by stage.
+
+    Where layers hold blocks, only whole ones can be applied: all their blocks, in their order.
+    """
+    starts = list(itertools.accumulate((len(stage.blocks) for stage in chain.stages), initial=0))
+    places = [
+        [start + application.block for application in applications]
+        for start, applications in zip(starts, route.stages, strict=False)
+    ]
+    if not layers:
+        return places
+    parts = collections.defaultdict(list)
+    for place, block in enumerate(chain.blocks):
+        parts[_owner(block, level)].append(place)
+    found = []
+    for steps in places:
+        whole, left = [], list(steps)
+        while left:
+            block = chain.blocks[left[0]]
+            owner = _owner(block, level)
+            own = parts[owner]
+            if owner is None or left[: len(own)] != own:
+                name = chain.name if owner is None else owner.name
+                raise ArgumentError(
+                    "blocks",
+                    "be all blocks of a layer, which is taken out or stays as a whole",
+                    said=f"{block.name}, of which {name} has "
+                    f"{', '.join(str(chain.blocks[one].name) for one in own)}",
+                )
+            whole.append(next(i for i, layer in enumerate(layers) if layer is owner))
+            left = left[len(own) :]
+        found.append(whole)
+    return found
+
+
+def _owner(block, level):
+    return block.inside[level] if len(block.inside) > level else None
+
+
+def _check_shared(chain, route):
+    """Raises a `ValueError` if a block that the route changes shares weights with another one."""
+    whole = routes.unperturbed(chain)
+    for stage, own, asked in zip(chain.stages, whole.stages, route.stages, strict=True):
+        if own == asked:
+            continue
+        counts = collections.Counter(application.block for application in asked)
+        for block in stage.blocks:
+            if counts[block.index] == 1:
+                continue
+            mine = {id(variable) for variable in block.variables}
+            for other in chain.blocks:
+                if other is not block and any(id(one) in mine for one in other.variables):
+                    raise ArgumentError(
+                        "blocks",
+                        "be blocks with weights of their own",
+                        said=f"{block} of {chain.name}, which shares weights with {other}",
+                    )
+
+
+class _Rebuilt:
+    """Calls the layers of a model again, with symbolic tensors, along a route."""
+
+    def __init__(self, model, chain, division, weights):
+        self.model, self.chain, self.division = model, chain, division
+        self.is_copy = weights == "copy"
+        # The copies of operations, by the id of these, and the names that they have.
+        self.copies, self.names = {}, set()
+        self.kept = []
+
+    def along(self, steps, whole_steps):
+        """Returns the model that applies blocks at some places, lists of these by stage.
+
+        Args:
+            steps: the places.
+            whole_steps: those of the model as it is.
+        """
+        division, whole = self.division, self.division.whole
+        inputs = keras.tree.map_structure(self._input, inputs_of(self.model))
+        given = zip(whole.inputs, keras.tree.flatten(inputs), strict=True)
+        values = {id(own): tensor for own, tensor in given}
+        blocks = division.blocks
+        first = blocks[0].before.tensor
+        self._run(path_to(whole.nodes, first, *division.context), values)
+        state, end = values[id(first)], None
+        for places, own in zip(steps, whole_steps, strict=True):
+            if end is not None:
+                # The transition into the stage.
+                state = self._between(end, blocks[own[0]].before, state, values)
+            for place in places:
+                state = self._between(blocks[place].before, blocks[place].after, state, values)
+            end = blocks[own[-1]].after
+        output = self._between(end, division.trunk[-1], state, values)
+        outputs = keras.tree.pack_sequence_as(outputs_of(self.model), [output])
+        made = keras.Model(inputs, outputs, name=self.model.name)
+        for layer, copy in self.kept:
+            copy.set_weights(layer.get_weights())
+        return made
+
+    def _between(self, start, stop, state, values):
+        """Returns the state at a place, from that at an earlier one, or the same one."""
+        known = values | {id(start.tensor): state}
+        self._run(self.division.graph.nodes[start.index + 1 : stop.index + 1], known)
+        return known[id(stop.tensor)]
+
+    def _run(self, nodes, values):
+        for node in nodes:
+            made = keras.tree.flatten(self._called(node, values))
+            outputs = node.outputs[: len(node.outputs) - len(node.masks)]
+            made = [one for one in made if one is not None] if len(made) > len(outputs) else made
+            values |= {id(own): one for own, one in zip(outputs, made, strict=True)}
+
+    def _called(self, node, values):
+        if node.counts is not None:
+            raise refusal(self.chain, f"{node.operation.name} counts how often it was called")
+        if any(isinstance(leaf, Weight) for leaf in keras.tree.flatten((node.args, node.kwargs))):
+            raise refusal(self.chain, f"{node.operation.name} reads a weight outside of a layer")
+        args, kwargs = node.given(lambda tensor: values[id(tensor)], None)
+        if isinstance(node.operation, Entry):
+            (tensor,) = args
+            dtype = node.operation.dtype
+            return tensor if tensor.dtype == dtype else ops.cast(tensor, dtype)
+        return self._copy_of(node.operation)(*args, **kwargs)
+
+    def _input(self, tensor):
+        return keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype, name=tensor.name)
+
+    def _copy_of(self, operation):
+        """Returns an operation, or its copy of which the weights are set in the end."""
+        if not self.is_copy:
+            return operation
+        if id(operation) not in self.copies:
+            config = operation.get_config() | {"name": self._name(operation.name)}
+            try:
+                copy = type(operation).from_config(config)
+            except Exception as error:
+                raise refusal(
+                    self.chain,
+                    f"{operation.name} cannot be made from its configuration ({error}); "
+                    "`weights='share'` uses it as it is",
+                ) from error
+            self.copies[id(operation)] = copy
+            if isinstance(operation, keras.layers.Layer):
+                self.kept.append((operation, copy))
+        return self.copies[id(operation)]
+
+    def _name(self, name):
+        """Returns a name that no other layer of the model has."""
+        numbered = (f"{name}_{count}" for count in itertools.count(1))
+        found = next(one for one in itertools.chain([name], numbered) if one not in self.names)
+        self.names.add(found)
+        return found
