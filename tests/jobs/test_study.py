@@ -329,12 +329,13 @@ def test_tiles_count_no_sign_that_is_undecided():
     assert (value, "0 undecided" in note) == ("1 of 1", True)
 
 
-def test_tile_of_indices():
-    ((_, value, _),) = study._index_tile(of_frames([], []))
-    assert value == "0.80\N{EN DASH}1.05 / \N{EN DASH} / 0.10\N{EN DASH}0.35"
+def test_tiles_of_indices():
+    tiles = {name: value for name, value, _ in study._index_tiles(of_frames([], []))}
+    # No tile for an index that no stage has, and none for the mean.
+    assert tiles == {"Convergence by stage": "0.80, 1.05", "Divergence by stage": "0.10, 0.35"}
     # 0.04 below chance, with a standard error of 0.035; and no index at all.
-    assert study._index_tile(of_frames([], [], error=0.86)) == []
-    assert study._index_tile(of_frames([], [], indices=[np.nan] * 3)) == []
+    assert study._index_tiles(of_frames([], [], error=0.86)) == []
+    assert study._index_tiles(of_frames([], [], indices=[np.nan] * 3)) == []
 
 
 @pytest.mark.nightly

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -190,28 +191,29 @@ def _examples(result, data):
     )
 
 
-def _index_tile(frames):
-    """Returns the tile of the indices of the stages on test images, in a list; empty at chance."""
+# What the tile of an index says of it.
+INDICES = {
+    "convergence": "1 if a stage has its result after its first block",
+    "recurrence": "1 if it does not matter which block is dropped; over 1, the last is missed most",
+    "divergence": "0 if repeating the last block of a stage does no harm, 1 if it leads to chance",
+}
+
+
+def _index_tiles(frames):
+    """Returns a tile for every index that stages have, on test images; none at chance."""
     indices = frames["convergence_indices"]
     rows = indices.query("split == 'test' and basis == 'labels' and stage != 'mean'")
-    names = ("convergence_index", "recurrence_index", "divergence_index")
-    ranges = [_range_of(rows[name].dropna()) for name in names]
-    if not any(ranges) or not findings.errs_less_than_chance(frames):
+    if not findings.errs_less_than_chance(frames):
         return []
     return [
         (
-            "Convergence, recurrence, divergence",
-            " / ".join(found or "\N{EN DASH}" for found in ranges),
-            "indices on test images, lowest to highest stage; 1, 1 and 0 if a stage has its result "
-            "after the first block and keeps it; recurrence over 1: its last block is missed most",
+            f"{name.capitalize()} by stage",
+            ", ".join("\N{EN DASH}" if math.isnan(of) else f"{of:.2f}" for of in values),
+            f"index on test images: {meaning}",
         )
+        for name, meaning in INDICES.items()
+        if (values := rows[f"{name}_index"]).notna().any()
     ]
-
-
-def _range_of(values):
-    """Returns the lowest and the highest of some values as text, empty if there are none."""
-    found = dict.fromkeys(f"{limit(values):.2f}" for limit in (min, max) if len(values))
-    return "\N{EN DASH}".join(found)
 
 
 def _gradient_tile(frames):
@@ -249,7 +251,7 @@ def _summary(result, frames, description, error, seconds):
             f"{len(chain.blocks)} blocks",
             f"{network.count_params():,} parameters, stages: {len(chain.stages)}",
         ),
-        *_index_tile(frames),
+        *_index_tiles(frames),
         _gradient_tile(frames),
         ("Time", f"{seconds / 60:.1f} min", "data and training in this run of the command"),
     ]
