@@ -32,6 +32,7 @@ from measures import (
     block_metrics,
     borderline,
     by_epoch,
+    chosen_scales,
     clocked,
     drop_blocks,
     first_order,
@@ -389,40 +390,29 @@ def last_blocks(frames):
     [borderline, repetitions, summary],
 )
 def repeated(frames):
-    frame = frames["borderline"]
-    scale = chosen_scale(frame)
     return of_groups(
-        frame[frame["scale"] == scale],
+        along(frames, "repetitions"),
         "repetitions",
-        f"Images as the last block is repeated, its branch times {scale:g}",
+        "Images as the last block is repeated, its branch scaled",
         "block, then its repetitions",
     )
-
-
-def chosen_scale(frame):
-    """Returns the scale of the repeated branch with the lowest training loss at the end."""
-    rows = frame[(frame["along"] == "repetitions") & (frame["scale"] != 1)]
-    rows = rows[(rows["split"] == "train") & (rows["group"] == "all")]
-    last = rows[rows["block"] == rows["block"].max()]
-    return last.groupby("scale")["cross_entropy"].mean().idxmin()
 
 
 @entry(
     "II-20",
     "Do repetitions of the last block go on lowering the loss?",
     deep,
-    [block_metrics, borderline, repetitions, summary],
+    [block_metrics, repetitions, summary],
 )
 def repeated_cosine(frames):
     trained = last_stage(frames["block_metrics"])
     trained = trained.assign(step=trained["block"] - trained["block"].max())
     again = last_stage(frames["repetitions"]).assign(step=lambda rows: rows["repetition"])
+    is_plain = again["scale"] == 1
     both = pd.concat(
         [
-            pd.concat([trained, again[again["scale"] == scale]]).assign(
-                branch="as it is" if scale == 1 else f"branch times {scale:g}"
-            )
-            for scale in (1.0, chosen_scale(frames["borderline"]))
+            pd.concat([trained, again[is_plain]]).assign(branch="as it is"),
+            pd.concat([trained, again[~is_plain]]).assign(branch="scaled"),
         ]
     )
     long = both.melt(
@@ -1089,7 +1079,9 @@ def along(frames, curve):
     """Returns the rows of one of the curves, the repetitions with the chosen scale alone."""
     frame = frames["borderline"]
     rows = frame[frame["along"] == curve]
-    return rows if curve == "blocks" else rows[rows["scale"] == chosen_scale(frame)]
+    if curve == "blocks":
+        return rows
+    return rows[rows["scale"] == rows["name"].map(chosen_scales(frame))]
 
 
 @statement(
@@ -1199,7 +1191,7 @@ def repeated_cosines(frames, is_scaled):
     """Returns the cases of the cosines of repetitions: the first two as they are, or all scaled."""
     frame = last_stage(frames["repetitions"]).query("repetition > 0")
     if is_scaled:
-        frame = frame[frame["scale"] == chosen_scale(frames["borderline"])]
+        frame = frame[frame["scale"] != 1]
     else:
         frame = frame[(frame["scale"] == 1) & (frame["repetition"] <= 2)]
     return cases_by(frame, PUBLISHED, lambda rows: all_negative(rows, "cosine_loss"))

@@ -260,6 +260,25 @@ def readouts(trained, images):
 @on(train=IMAGES, test=IMAGES)
 def borderline(trained, images):
     """Groups of images after each of the last blocks and as the last one is repeated."""
+    if "borderline" not in trained.kept:
+        trained.kept["borderline"] = _borderline(trained, images)
+    return trained.kept["borderline"]
+
+
+def chosen_scales(frame):
+    """Returns the scale of the repeated branch with the lowest training loss at the end, by name.
+
+    Args:
+        frame: a frame of `borderline` with the names of networks.
+    """
+    rows = frame[(frame["along"] == "repetitions") & (frame["scale"] != 1)]
+    rows = rows[(rows["split"] == "train") & (rows["group"] == "all")]
+    last = rows[rows["block"] == rows.groupby("name")["block"].transform("max")]
+    best = last.sort_values("cross_entropy", kind="stable").drop_duplicates("name")
+    return best.set_index("name")["scale"]
+
+
+def _borderline(trained, images):
     found = []
     for scale in (1.0, *SCALES):
         each = probes.borderline(trained.chain, images, times=TIMES, scale=scale, per_image=True)
@@ -286,10 +305,12 @@ def next_block(trained, images):
 
 @on(train=IMAGES, test=IMAGES)
 def repetitions(trained, images):
-    """The last block of every stage repeated, as it is and with a scaled branch."""
+    """The last block of every stage repeated, as it is and with its branch scaled as chosen."""
+    name = trained.network.name
+    scale = chosen_scales(borderline(trained).assign(name=name))[name]
     found = pd.concat(
-        probes.repeat_last_block(trained.chain, images, times=TIMES, scale=scale)
-        for scale in (1.0, *SCALES)
+        probes.repeat_last_block(trained.chain, images, times=TIMES, scale=one)
+        for one in (1.0, float(scale))
     )
     return found.merge(_growth(trained, images), on=["split", "stage"], how="left")
 

@@ -257,7 +257,7 @@ def _(of=0.1, train_loss=0.01):
 
 def repeated(cosine=0.0, growth=1.0, train_loss=0.01):
     values = noisy({"cosine_loss": cosine, "growth": growth})
-    keys = {"split": SPLITS, "stage": (1, 2), "scale": (1.0, 0.1, 0.3), "repetition": range(21)}
+    keys = {"split": SPLITS, "stage": (1, 2), "scale": (1.0, 0.3), "repetition": range(21)}
     frames = {"repetitions": grid(values, networks("ResNet-110"), **keys)}
     chosen = losses("cross_entropy", "all", "train", "repetitions", -0.1, train_loss)
     return frames | chosen
