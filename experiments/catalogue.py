@@ -442,8 +442,13 @@ class Trained:
 
     def __init__(self, network: Network, folder: Path) -> None:
         self.network, self.folder, self.settings = network, folder, network.settings
-        # What several measures share, by name.
-        self.kept: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
+
+    def once(self, name, measure):
+        """Returns what a function measures, which several measures share under a name."""
+        if name not in self._kept:
+            self._kept[name] = measure()
+        return self._kept[name]
 
     @functools.cached_property
     def log(self):

@@ -465,8 +465,8 @@ def _(frames):
 )
 def _(frames):
     def judged(row):
-        behind = more(row["BN after addition"], row.drop("BN after addition").max())
-        return behind, behind.over(0)
+        excess = more(row["BN after addition"], row.drop("BN after addition").max())
+        return excess, excess.over(0)
 
     return cases_of(errors(frames, ["layers", "seed"]), judged)
 

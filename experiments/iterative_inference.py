@@ -863,17 +863,19 @@ def all_negative(rows, column):
     return largest, every(*(one.not_over(0) for one in found), mean.under(0))
 
 
-@statement(
+def all_cosines_negative(frames):
+    frame = in_order(frames["block_metrics"])
+    return cases_by(frame, PUBLISHED, lambda rows: all_negative(rows, "cosine_loss"))
+
+
+statement(
     "II-4a1",
     "II-4",
     "4.1, fig. 4",
     "The cosine is negative for all blocks",
     "largest cosine; holds if none is over 0 by more than noise, and their mean is under it",
     paper_says="0 to -0.12",
-)
-def _(frames):
-    frame = in_order(frames["block_metrics"])
-    return cases_by(frame, PUBLISHED, lambda rows: all_negative(rows, "cosine_loss"))
+)(all_cosines_negative)
 
 
 def last_minus_first(rows, column):
@@ -1145,7 +1147,7 @@ for _id, _entry, _place, _curve, _says, _column, _group, _split, _sign, _number 
         _entry,
         _place,
         _says,
-        f"change of the {_column.partition('_c')[0].replace('_', ' ')} of {_group} images "
+        f"change of the {_column.rpartition('_')[0].replace('_', '-')} of {_group} images "
         f"({_split}), {_unit}; holds if {'over' if _sign > 0 else 'under'} 0",
         paper_says=_number,
         about=of_few_images,
@@ -1531,14 +1533,11 @@ for _id, _layer, _says in (
     )(moved_down)
 
 
-@statement(
+statement(
     "II-C",
     "II-10",
     "fig. 10-12, 15-17",
     "On CIFAR-100, the cosine is negative for all blocks",
     "largest cosine, as in II-4a1; the other figures are to be looked at",
     cannot="CIFAR-100 has to be downloaded, and 100 classes are not learnt at this size",
-)
-def _(frames):
-    frame = in_order(frames["block_metrics"])
-    return cases_by(frame, PUBLISHED, lambda rows: all_negative(rows, "cosine_loss"))
+)(all_cosines_negative)

@@ -173,10 +173,9 @@ def block_metrics(trained, images):
 
 def _first_orders(trained, images):
     """Returns the first-order terms of every image, which are measured once."""
-    if "first_order" not in trained.kept:
-        found = probes.first_order(trained.chain, images, per_image=True)
-        trained.kept["first_order"] = found
-    return trained.kept["first_order"]
+    return trained.once(
+        "first_order", lambda: probes.first_order(trained.chain, images, per_image=True)
+    )
 
 
 @on(train=IMAGES, test=IMAGES)
@@ -260,9 +259,7 @@ def readouts(trained, images):
 @on(train=IMAGES, test=IMAGES)
 def borderline(trained, images):
     """Groups of images after each of the last blocks and as the last one is repeated."""
-    if "borderline" not in trained.kept:
-        trained.kept["borderline"] = _borderline(trained, images)
-    return trained.kept["borderline"]
+    return trained.once("borderline", lambda: _borderline(trained, images))
 
 
 def chosen_scales(frame):
@@ -365,10 +362,9 @@ def first_signal(trained, images):
 
 def _convergence(trained, images):
     """Returns the frames of three kinds of routes, and of the indices, which are measured once."""
-    if "convergence" not in trained.kept:
-        found = probes.convergence_frames(trained.chain, images, at_chance="nan")
-        trained.kept["convergence"] = found
-    return trained.kept["convergence"]
+    return trained.once(
+        "convergence", lambda: probes.convergence_frames(trained.chain, images, at_chance="nan")
+    )
 
 
 @on(test=IMAGES)

@@ -128,7 +128,7 @@ the networks that decide, and that of the paper's on CIFAR-10.
 """
 
 
-def judgements(statement, frames_of=read_frames):
+def judgements(statement, frames_of):
     """Returns what the networks of every size say about a statement, best trained first."""
     return [
         statement.judged(
@@ -185,11 +185,11 @@ def anchor(id):
     return id.lower()
 
 
-def errors_beside(statement, found):
+def errors_beside(statement, found, frames_of):
     """Returns the test errors of the networks that decide, and the paper's, as text."""
     if found.kind == NOT_RUN:
         return ""
-    rows = statement.rows(read_frames(found.size, statement.paper), found.size)
+    rows = statement.rows(frames_of(found.size, statement.paper), found.size)
     errors = 100 * rows["summary"]["error"] if "summary" in rows else []
     if not len(errors):
         return ""
@@ -235,12 +235,13 @@ def says(found, kinds):
 SENTENCES: tuple[tuple[str, dict[str, str]], ...] = ()
 
 
-def table_of(paper, found):
+def table_of(paper, found, frames_of):
     """Returns the table of a paper's statements, lines of Markdown.
 
     Args:
         paper: short name of the paper.
         found: dict of the judgements that count, by id.
+        frames_of: function from a size and a paper to frames.
     """
     names = ["id", "claim", "paper", "ours", "untrained", "error", "class"]
     lines = [row(names), row(["---"] * len(names))]
@@ -249,7 +250,7 @@ def table_of(paper, found):
         if statement.paper == paper:
             cells = [f"[{id}](#{anchor(id)})", statement.says, statement.paper_says]
             cells += [values_of(one.cases), values_of(one.untrained)]
-            lines.append(row([*cells, errors_beside(statement, one), f"**{one.kind}**"]))
+            lines.append(row([*cells, errors_beside(statement, one, frames_of), f"**{one.kind}**"]))
     return lines
 
 
@@ -297,7 +298,7 @@ def page_of(folder=None):
     found = {id: deciding(of) for id, of in everything.items()}
     lines = [INTRODUCTION, *first_screen(found), SCHEME]
     for paper, title in TITLES.items():
-        lines += [f"## {paper}: {title}", "", *table_of(paper, found), ""]
+        lines += [f"## {paper}: {title}", "", *table_of(paper, found, frames_of), ""]
         for size, said in (("trained", TRAINED), ("small", SMALL)):
             lines += [f"`{size}`: {trainings_of(frames_of(size, paper))} {said[paper]}", ""]
         for entry in entries_of(paper):

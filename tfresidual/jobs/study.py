@@ -16,6 +16,7 @@ import numpy as np
 from tfresidual import plots, probes, sources
 from tfresidual.datasets import plain
 from tfresidual.definitions.arguments import checked_path
+from tfresidual.definitions.chance import STANDARD_ERRORS
 from tfresidual.jobs.frames import (
     count_images,
     described,
@@ -232,7 +233,7 @@ def _summary(result, frames, description, error, seconds):
     best = log.set_index("epoch").loc[result.best_epoch, f"val_{result.metric}"]
     chain = sources.chain(network)
     images = findings.count_images(frames)
-    reach = findings.STANDARD_ERRORS * findings.error_of_share(error, images)
+    reach = STANDARD_ERRORS * findings.error_of_share(error, images)
     kind = "images with any digit wrong" if description.multi_label else "images misclassified"
     return [
         (

@@ -16,6 +16,7 @@ from tfresidual.definitions.arguments import (
     check_number,
     is_number,
 )
+from tfresidual.definitions.chance import noise_at
 from tfresidual.definitions.declarations import (
     Column,
     Drawing,
@@ -47,8 +48,6 @@ BASES = ("labels", "agreement")
 INDICES = ("convergence_index", "recurrence_index", "divergence_index")
 READINGS = ("all blocks", "all but last", "trapezoid")
 TIMES = 16
-# Standard errors by which an error must be below chance.
-STANDARD_ERRORS = 2
 
 
 DECLARATION = Probe(
@@ -394,13 +393,6 @@ def images_of(weights):
     """Returns of how many images of equal weights a mean is as certain as of these."""
     weights = weights[weights > 0]
     return weights.sum() ** 2 / (weights**2).sum() if len(weights) else 0.0
-
-
-def noise_at(chance, images):
-    """Returns by how much a network that guesses may be below chance on some images."""
-    if not images:
-        return 0.0
-    return STANDARD_ERRORS * math.sqrt(chance * (1 - chance) / images)
 
 
 def _refuse_chance(error, chance, split, images):

@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-# How many standard errors a mean must be away from zero to have a sign.
-STANDARD_ERRORS = 2
+from tfresidual.definitions.chance import STANDARD_ERRORS, noise_at
+
 BELOW, UNDECIDED, ABOVE = -1, 0, 1
 _BEYOND = "by more than two standard errors over the images"
 
@@ -40,7 +40,7 @@ def count_signs(block_metrics):
 
 
 def of_cosine_loss(frames):
-    """Returns a sentence on how many blocks have a mean cosine below zero, and for whom."""
+    """Returns a sentence on how many mean cosines are below zero, and for how many images."""
     counts = count_signs(frames["block_metrics"])
     if counts is None or not sum(counts):
         return None
@@ -138,8 +138,7 @@ def of_indices(frames):
 def errs_less_than_chance(frames):
     """Returns whether the error on test images is more than two standard errors below chance."""
     row = of_test(frames["convergence_indices"])[0].iloc[0]
-    error = error_of_share(row["chance"], count_images(frames))
-    return bool(row["chance"] - row["error"] > STANDARD_ERRORS * error)
+    return bool(row["chance"] - row["error"] > noise_at(row["chance"], count_images(frames)))
 
 
 def count_images(frames):

@@ -26,6 +26,16 @@ _MARKS = re.compile(r"\x1b\[[0-9;]*m|\{\{.*?\}\}")
 _FRAME = re.compile(r"Exception encountered when calling|.* Error encountered:$")
 
 
+@contextlib.contextmanager
+def calling(call):
+    """Within it, `call(node, values)` takes the place of `Node.applied`."""
+    token = CALLER.set(call)
+    try:
+        yield
+    finally:
+        CALLER.reset(token)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weight:
     """A weight among the arguments of a call, and the dtype to which Keras casts it there."""

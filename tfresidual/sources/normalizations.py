@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.routing.agreement import ALLOWED_OTHERWISE, allowed_difference
-from tfresidual.sources.graph import CALLER
+from tfresidual.sources.graph import calling
 from tfresidual.sources.operations import package_of, unwrapped
 
 # What a layer does to a state: it returns a bias plus what grows in proportion, or normalizes it,
@@ -75,7 +75,7 @@ def frozen_normalizations(setting):
         found[id(node)] = _Statistics(kind == CENTRED, multiple)
         return _masked_like(made, frozen)
 
-    with _calling(call):
+    with calling(call):
         yield found
 
 
@@ -92,7 +92,7 @@ def with_statistics(found):
         changed = tf.cast(found[id(node)].multiple * linear, made.dtype)
         return _masked_like(made, function(tf.zeros_like(state)) + changed)
 
-    with _calling(call):
+    with calling(call):
         yield
 
 
@@ -106,15 +106,6 @@ def check_found(found, name, setting):
             f"{setting.received} for {name}, whose head has no such layer that can be seen; none "
             "of a SavedModel can"
         )
-
-
-@contextlib.contextmanager
-def _calling(call):
-    token = CALLER.set(call)
-    try:
-        yield
-    finally:
-        CALLER.reset(token)
 
 
 def _function_of(node, values):

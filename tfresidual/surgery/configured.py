@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-
 from tfresidual.surgery.graphs import layers_of, steps_of
 
 # The entry of a configuration that counts the layers that are the blocks.
@@ -83,5 +81,5 @@ def _copied(model, made, kept, layers, others):
 
 def _outside(model, layers):
     """Returns the weights of a model that are in none of some layers."""
-    inside = collections.Counter(id(weight) for layer in layers for weight in layer.weights)
-    return [weight for weight in model.weights if not inside[id(weight)]]
+    inside = {id(weight) for layer in layers for weight in layer.weights}
+    return [weight for weight in model.weights if id(weight) not in inside]

@@ -6,12 +6,19 @@ import collections
 import itertools
 
 import keras
-from keras import ops
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing import routes
 from tfresidual.sources.division import divided
-from tfresidual.sources.graph import Entry, Weight, has_graph, inputs_of, outputs_of, path_to
+from tfresidual.sources.graph import (
+    Entry,
+    calling,
+    has_graph,
+    inputs_of,
+    outputs_of,
+    path_to,
+    replay,
+)
 from tfresidual.sources.recording import graph_with_masks
 
 
@@ -161,22 +168,21 @@ class _Rebuilt:
         return known[id(stop.tensor)]
 
     def _run(self, nodes, values):
-        for node in nodes:
-            made = keras.tree.flatten(self._called(node, values))
-            outputs = node.outputs[: len(node.outputs) - len(node.masks)]
-            made = [one for one in made if one is not None] if len(made) > len(outputs) else made
-            values |= {id(own): one for own, one in zip(outputs, made, strict=True)}
+        with calling(self._called):
+            values |= replay(nodes, values)
 
     def _called(self, node, values):
+        """Calls the operation of a node, as it was called, in place of `Node.applied`."""
         if node.counts is not None:
             raise refusal(self.chain, f"{node.operation.name} counts how often it was called")
-        if any(isinstance(leaf, Weight) for leaf in keras.tree.flatten((node.args, node.kwargs))):
+
+        def refuse(weight):
             raise refusal(self.chain, f"{node.operation.name} reads a weight outside of a layer")
-        args, kwargs = node.given(lambda tensor: values[id(tensor)], None)
+
+        args, kwargs = node.given(lambda tensor: values[id(tensor)], refuse)
         if isinstance(node.operation, Entry):
             (tensor,) = args
-            dtype = node.operation.dtype
-            return tensor if tensor.dtype == dtype else ops.cast(tensor, dtype)
+            return tensor if tensor.dtype == node.operation.dtype else node.operation(tensor)
         return self._copy_of(node.operation)(*args, **kwargs)
 
     def _input(self, tensor):

@@ -144,7 +144,7 @@ def rerouted(
     if any(application.scale != 1 for stage in route.stages for application in stage):
         raise ArgumentError("blocks", "be a route without scaled branches", said=f"{route}")
     made = None
-    if weights == "copy" and type(model) is ResidualNetwork and is_shorter(chain, route):
+    if weights == "copy" and type(model) is ResidualNetwork and is_shorter(route):
         made = shorter_network(model, chain, route)
     elif weights == "copy":
         made = configured_model(model, chain, route)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tfresidual.definitions.arguments import ArgumentError
 
 
-def is_shorter(chain, route):
+def is_shorter(route):
     """Returns whether a route only leaves blocks out, and some of every stage stay."""
     indices = [[application.block for application in stage] for stage in route.stages]
     return all(kept and kept == sorted(set(kept)) for kept in indices)

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual import probes, sources
+from tfresidual.definitions.chance import STANDARD_ERRORS
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import batches_of
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 MEAN = "mean_scaled_perturbation"
 # What a stage measures as built, and the standard error of its change by training.
 AS_BUILT, CHANGE_ERROR = f"{MEAN}_as_built", f"{MEAN}_change_error"
-# Training has moved a mean if it differs by more standard errors than this from what it was; so it
-# is with an error rate and that of guessing.
-STANDARD_ERRORS = 2.0
 # The moving statistics of a normalization, by their names.
 STATISTICS = ("moving_mean", "moving_variance")
 # The share of the statistics of a batch in moving statistics that are followed over one batch: so

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from tfresidual.tuning.as_built import STANDARD_ERRORS
+from tfresidual.definitions.chance import STANDARD_ERRORS
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import Array

@@ -1,0 +1,18 @@
+"""When an error counts as lower than that of guessing."""
+
+import math
+
+# Standard errors by which a number must differ from another one.
+STANDARD_ERRORS = 2
+
+
+def noise_at(chance: float, images: float | None) -> float:
+    """Returns by how much a network that guesses may be below chance on some images.
+
+    Args:
+        chance: the error of guessing.
+        images: the number of images, or `None` for errors that are known without noise.
+    """
+    if not images:
+        return 0.0
+    return STANDARD_ERRORS * math.sqrt(chance * (1 - chance) / images)
