@@ -152,6 +152,7 @@ def cli():
       tfresidual probe runs/hauser10 --probe drop_blocks
       tfresidual compare runs/hauser10 runs/hauser20
       tfresidual tune --data mnist --epsilon 0.2 --workers 2
+      tfresidual prune --model runs/hauser10 --blocks 6
       tfresidual data digitclutter --digits 5
     """
 
@@ -306,6 +307,60 @@ def export(source, path, serving_only, overwrite):
         network = package.probing.network_of(source)
         package.exporting.export(network, path, probing=not serving_only, overwrite=overwrite)
     _note(f"wrote {path}")
+
+
+@cli.command()
+@click.option(
+    "--model",
+    "target",
+    required=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="A .keras file, or the folder of a run.",
+)
+@options_of("PruningSettings")
+@options_of("Settings", ("data", *DATA), default="that of the run")
+@option(
+    "--pixels",
+    "Range of the pixels. Networks trained elsewhere may expect another one than those trained "
+    "here.",
+    "standardized",
+    type=click.Choice(["standardized", "0-1", "0-255"]),
+)
+@folder_option("pruned/NAME beside the network")
+def prune(target, pixels, out, **given):
+    """Take blocks out of a saved network, and keep the smaller one.
+
+    Give --blocks, --speed or --most-error. Blocks are chosen on the validation images, one after
+    the other, and judged on the test images. The folder holds the smaller network (model.keras),
+    what each block costs (frames/) and report.html with the curves of all criteria. An interrupted
+    run resumes when the same command is given again.
+
+    \b
+    Examples:
+      tfresidual prune --model runs/resnet-digitclutter --blocks 2
+      tfresidual prune --model net.keras --data cifar10 --most-error 0.01 --no-compare
+      tfresidual prune --model net.keras --data cifar10 --speed 1.5 --tuning-epochs 3
+    """
+    fields = dataclasses.fields(SETTINGS.PruningSettings)
+    chosen = {field.name: given.pop(field.name) for field in fields}
+    with _package(lambda: "The same command resumes after the last complete step") as package:
+        path = pathlib.Path(target)
+        if out is None:
+            folder = path if path.is_dir() else path.parent
+            out = folder / "pruned" / ("" if path.is_dir() else path.stem)
+        package.pruning.run(
+            target,
+            out,
+            package.PruningSettings(**_given(chosen)),
+            _given(given),
+            package.terminal(),
+            **_given({"pixels": pixels}),
+        )
+    _tell(
+        f"report: {os.path.join(out, 'report.html')}",
+        f"network: {os.path.join(out, 'model.keras')}",
+    )
 
 
 @cli.command()
@@ -679,7 +734,8 @@ def _loaded(only_training):
     if only_training:
         return package
     from tfresidual import tuning
-    from tfresidual.jobs import comparison, depth_study, probing, study
+    from tfresidual.definitions.settings import PruningSettings
+    from tfresidual.jobs import comparison, depth_study, probing, pruning, study
     from tfresidual.machine import on_tensorflow as on_tensorflow
     from tfresidual.probes.running import ProbeOptions
     from tfresidual.sources import exporting
@@ -690,8 +746,10 @@ def _loaded(only_training):
         depth_study=depth_study,
         exporting=exporting,
         probing=probing,
+        pruning=pruning,
         study=study,
         ProbeOptions=ProbeOptions,
+        PruningSettings=PruningSettings,
     )
     return package
 

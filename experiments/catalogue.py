@@ -457,15 +457,24 @@ class Trained:
 
     @functools.cached_property
     def chain(self):
-        """The chain of the network of the best epoch, or of the one that is not trained."""
+        """The chain of the network of the best epoch, or of the one that is not trained.
+
+        It computes in float32, whatever dtype the network was trained with.
+        """
         if isinstance(self.network, Untrained):
             return tfresidual.chain(self.settled())
-        return tfresidual.chain(keras.saving.load_model(self.folder / "model.keras"))
+        model = keras.saving.load_model(self.folder / "model.keras")
+        if model.dtype_policy.compute_dtype != "float32":
+            weights = model.get_weights()
+            model = self.untrained()
+            model.set_weights(weights)
+            compile_for(model, self.settings, 1)
+        return tfresidual.chain(model)
 
     def untrained(self):
         """Returns the network before its training, built anew."""
         keras.utils.set_random_seed(self.settings.seed)
-        return build(self.settings)
+        return build(dataclasses.replace(self.settings, dtype="float32"))
 
     def settled(self):
         """Returns the network before its training, with statistics of training images."""
@@ -567,6 +576,13 @@ def is_on_as_many(images, measure):
     """
     name = measure.__name__
     return name in images and images[name] == counts_of(measure)
+
+
+def with_dtype(network: Network, dtype: str | None) -> Network:
+    """Returns a network that is trained with a dtype policy, `None` for that of its settings."""
+    if dtype is None or not isinstance(network.settings, Settings):
+        return network
+    return dataclasses.replace(network, settings=dataclasses.replace(network.settings, dtype=dtype))
 
 
 def on_disk(network: Network, data_dir: str | None) -> Network:

@@ -137,7 +137,8 @@ def is_kept(frames, network, measures):
 def other_settings(text, settings):
     """Returns the names of the settings that differ from those of a trained network.
 
-    A setting that did not exist yet when the network was trained had its default value.
+    A setting that did not exist yet when the network was trained had its default value. The dtype
+    may differ: it is that of the machine (`--dtype`), and kept with the frames.
 
     Args:
         text: the settings of the trained network, as their `repr`.
@@ -149,6 +150,7 @@ def other_settings(text, settings):
     try:
         call = ast.parse(text, mode="eval").body
         kept = {argument.arg: ast.literal_eval(argument.value) for argument in call.keywords}
+        kept.pop("dtype", None)
         is_same_kind = call.func.id == type(settings).__name__
     except (SyntaxError, ValueError, AttributeError):
         return names
@@ -166,11 +168,11 @@ def train_one(arguments):
     networks, measures = networks_of(entries, arguments.size)
     key = tuple(arguments.key)
     folder = folder_of(arguments.out, arguments.size, key)
-    network = catalogue.on_disk(networks[key], arguments.data_dir)
-    trained = network.train(folder)
+    network = catalogue.with_dtype(networks[key], arguments.dtype)
+    trained = catalogue.on_disk(network, arguments.data_dir).train(folder)
     (folder / "frames").mkdir(parents=True, exist_ok=True)
     with replacing(folder / "frames" / "settings.txt") as path:
-        path.write_text(repr(networks[key].settings))
+        path.write_text(repr(network.settings))
     for measure in measures[key].values():
         catalogue.measured(trained, measure)
 
@@ -363,6 +365,8 @@ def start(key, arguments, environment):
     command += ["--out", str(arguments.out), "--key", *key]
     if arguments.data_dir:
         command += ["--data-dir", arguments.data_dir]
+    if arguments.dtype:
+        command += ["--dtype", arguments.dtype]
     with open(folder / "log.txt", "a") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
@@ -398,6 +402,11 @@ def main():
     )
     parser.add_argument("--size", choices=SIZES, default="smoke")
     parser.add_argument("--data-dir", help="folder of tensorflow-datasets")
+    parser.add_argument(
+        "--dtype",
+        help="dtype policy of the trainings, such as mixed_bfloat16 where the processor has AMX; "
+        "networks are measured in float32",
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/papers"))
     parser.add_argument("--workers", type=int, default=2, help="processes that train side by side")
     parser.add_argument(

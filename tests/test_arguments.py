@@ -105,6 +105,7 @@ CALLS = [
     (probes.computational_distance, OF_CHAIN, {}, "bool: progress"),
     (probes.path_lengths, OF_CHAIN, {}, "bool: progress"),
     (probes.drop_blocks, OF_CHAIN, {}, "bool: progress; number: memory_limit"),
+    (probes.block_importance, OF_CHAIN, {}, "int: run; bool: progress; number: memory_limit"),
     (probes.readout, OF_CHAIN, {}, "bool: progress; number: memory_limit"),
     (probes.first_order, OF_CHAIN, {}, "bool: per_image progress; number: memory_limit"),
     (probes.lens, OF_CHAIN, {}, "bool: per_image per_position progress"),

@@ -45,15 +45,27 @@ pytestmark = pytest.mark.eager
 def test_equals_numpy(settings):
     net, batch = network(settings)
     fixed = shape_changing(net, batch[0])
-    expected = []
+    expected, routes = [], []
     for stage, applications in enumerate(trained_applications(net), start=1):
         for block in range(len(applications)):
             kept = with_stage(net, stage, applications[:block] + applications[block + 1 :])
-            route = None if (stage, block) in fixed else kept
-            expected.append(numpy_means(net, batch, stage, route))
+            routes.append(None if (stage, block) in fixed else kept)
+            expected.append(numpy_means(net, batch, stage, routes[-1]))
     frame = probes.drop_blocks(net, batch)
-    assert frame.columns.tolist() == ["stage", "block", *METRICS, "unperturbed_error"]
+    rises = [f"{name}_rise{end}" for name in ("error", "cross_entropy") for end in ("", "_se")]
+    assert frame.columns.tolist() == ["stage", "block", *METRICS, "unperturbed_error", *rises]
     assert_equals_numpy(frame, expected)
+    whole = numpy_values(net, batch, trained_applications(net))
+    for row, route in zip(frame.itertuples(), routes, strict=True):
+        if route is None:
+            assert np.isnan([getattr(row, name) for name in rises]).all()
+            continue
+        without = numpy_values(net, batch, route)
+        for name, key in (("error", "wrong"), ("cross_entropy", "cross_entropy")):
+            each = without[key] - whole[key].astype(float)
+            found = [getattr(row, f"{name}_rise{end}") for end in ("", "_se")]
+            wanted = [each.mean(), each.std(ddof=1) / len(each) ** 0.5]
+            np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-4)
     assert frame["error"].isna().sum() == len(fixed)
     unperturbed = numpy_values(net, batch, trained_applications(net))["wrong"].mean()
     np.testing.assert_allclose(frame["unperturbed_error"], unperturbed)

@@ -76,6 +76,15 @@ VALUES = {
     "block_metrics": (OF_NET, {"per_position": [1, True]}),
     "computational_distance": (OF_NET, {"per_position": [True]}),
     "drop_blocks": (OF_NET, {"fill": ["median"], "keep_norm": [1], "seed": [-1]}),
+    "block_importance": (
+        OF_NET,
+        {
+            "by": ["cosine", "", None, 1, [], ["loss", 2], ["loss", "taylor"]],
+            "run": [0, 1.5],
+            "per_position": [True, 1],
+            "chain": [chain_of_values],
+        },
+    ),
     "readout": (OF_PLANE, {"memory_limit": [0, 1e-6], "data": [at(1, 2, 3), {}]}),
     "first_order": (OF_NET, {"memory_limit": [0], "chain": [chain_of_values]}),
     "lens": (

@@ -385,6 +385,44 @@ class SearchSettings:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
+# The criteria of `tfresidual.probes.block_importance`.
+CRITERIA = ("loss", "influence", "angular", "first_order", "l2_ratio")
+
+
+@_documented
+@dataclasses.dataclass(frozen=True)
+class PruningSettings:
+    """Settings of a pruning; see `tfresidual.surgery.prune`.
+
+    Raises:
+        ValueError: if one of them cannot be used.
+    """
+
+    blocks: int | None = _count(None, "How many blocks go, or layers that hold them.", "none")
+    speed: float | None = _number(
+        None, "Blocks go until a batch of 256 is this much faster.", "none", over=1, at_most=1e9
+    )
+    most_error: float | None = _number(
+        None,
+        "Blocks go while the error on the validation images rises by no more than this.",
+        "none",
+        at_least=0,
+        at_most=1,
+    )
+    by: str = _name("loss", "What the blocks are chosen by.", CRITERIA)
+    compare: bool = _field(True, "Measure the curves of the other criteria, too.", bool)
+    statistics: bool = _field(
+        True, "Measure the statistics of batch normalization again on training images.", bool
+    )
+    tuning_epochs: int = _index(0, "Epochs of training without the blocks.")
+    tuning_rate: float | None = _number(
+        None, "Learning rate of this training.", "a tenth of that of the recipe", over=0, **BOUNDS
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 @_documented
 @dataclasses.dataclass(frozen=True)
 class ProbeOptions:

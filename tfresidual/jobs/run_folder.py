@@ -28,7 +28,9 @@ MODEL_FILE = "model.keras"
 RESULTS = ("frames", "report.html", "outcome.json")
 TRAININGS = ("log.csv", MODEL_FILE, "checkpoints", "search")
 REMEDY = "Put it back, or choose another folder"
-_PARTS = ("settings", "search", "versions", "machine")
+_PARTS = ("settings", "search", "pruning", "network", "versions", "machine")
+# What the folder of a run holds that has a part beside its settings.
+_KINDS = {"search": "a search", "pruning": "a pruned network"}
 PACKAGES: tuple[str, ...] = (
     "tfresidual",
     "tensorflow",
@@ -55,11 +57,11 @@ def refuse_other_settings(
         refuse_remains(folder, (*RESULTS, *TRAININGS), SETTINGS_FILE)
         return
     content = read_settings(folder)
-    if set(parts) - set(content):
+    kinds, asked = ([name for name in _KINDS if name in of] for of in (content, parts))
+    if kinds != asked:
+        here = " and ".join(_KINDS[name] for name in kinds) or "a training"
         raise ArgumentError(
-            "folder",
-            "be new, or hold a run of the same kind; this one holds a training, not a search",
-            str(folder),
+            "folder", f"be new, or hold a run of the same kind; this one holds {here}", str(folder)
         )
     changed, before = {}, {}
     for name, part in parts.items():
@@ -67,10 +69,6 @@ def refuse_other_settings(
         for key, (earlier, now) in changed_settings(part, content[name]).items():
             if key not in free:
                 before[key], changed[key] = earlier, now
-    if "search" in content and "search" not in parts:
-        raise ArgumentError(
-            "folder", "be new, or hold a run of the same kind; this one holds a search", str(folder)
-        )
     if changed:
         was = ", ".join(f"`{key}` was {before[key]!r}" for key in changed)
         raise ArgumentError(
@@ -192,8 +190,9 @@ def _check_known(folder, content, name, kind):
         known = content.get(part, {})
         if not isinstance(known, dict) or not all(isinstance(v, str) for v in known.values()):
             raise damaged(path, f"{part!r} must be texts by name", REMEDY)
-    if not isinstance(content.get("search", {}), dict):
-        raise damaged(path, "'search' must be settings by name", REMEDY)
+    for part in _KINDS:
+        if not isinstance(content.get(part, {}), dict):
+            raise damaged(path, f"{part!r} must be settings by name", REMEDY)
 
 
 def _is_of(value, expected):

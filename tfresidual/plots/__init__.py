@@ -24,6 +24,7 @@ from tfresidual.plots.blocks import (
     weight_deviations,
 )
 from tfresidual.plots.images import images
+from tfresidual.plots.pruning import pruning
 from tfresidual.plots.routes import (
     borderline,
     convergence_curves,
@@ -70,6 +71,7 @@ __all__ = [
     "parameter_efficiency",
     "patching",
     "perturbation",
+    "pruning",
     "readout",
     "readout_cosine_loss",
     "repetition_metrics",

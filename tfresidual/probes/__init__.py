@@ -2,6 +2,7 @@
 
 import tfresidual.machine.on_tensorflow  # noqa: F401
 from tfresidual.probes.attribution import attribution
+from tfresidual.probes.block_importance import block_importance
 from tfresidual.probes.block_metrics import block_metrics
 from tfresidual.probes.borderline import borderline
 from tfresidual.probes.convergence_indices import (
@@ -46,6 +47,7 @@ from tfresidual.probes.trajectories import (
 __all__ = [
     "ALL_STAGES",
     "attribution",
+    "block_importance",
     "block_logs",
     "block_metrics",
     "borderline",

@@ -28,8 +28,8 @@ from tfresidual.definitions.declarations import (
     Study,
 )
 from tfresidual.definitions.settings import CHANCES
+from tfresidual.probes.drop_blocks import compared_with_whole
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
-from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.measure import weighted_mean
 from tfresidual.probes.readout import rows_of as readout_rows
@@ -330,7 +330,8 @@ def convergence_frames(
     indices = indices_of(
         **frames, chance=chances, images=images, at_chance=at_chance, reading=reading
     )
-    frames["drop_blocks"] = with_unperturbed_error(frames["drop_blocks"], values)
+    first = 1 + sum(route is not None for _, route in tables["readout"])
+    frames["drop_blocks"] = compared_with_whole(frames["drop_blocks"], values, first)
     return frames, indices.assign(chance_from=chance if isinstance(chance, str) else "given")
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tfresidual import sources
 from tfresidual.definitions.arguments import check_bool, check_choice, check_int
-from tfresidual.definitions.declarations import LINES, Figure, Level, Probe, over_blocks
+from tfresidual.definitions.declarations import LINES, Column, Figure, Level, Probe, over_blocks
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.fills import FILLS, ZERO, filled, route_with_fill
-from tfresidual.probes.measure import joined_splits, weighted_mean
+from tfresidual.probes.measure import joined_splits, standard_error, weighted_mean
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_scored
 from tfresidual.routing.routes import drop
@@ -27,6 +29,21 @@ DECLARATION = Probe(
     frames={"drop_blocks": ("stage", "block", "error")},
     takes=("memory_limit",),
     needs=("classes",),
+    columns={
+        "error_rise": Column(
+            "error without the block minus that of the network",
+            at_least=-1,
+            at_most=1,
+            low="within two standard errors (`error_rise_se`) of 0: nothing shows that the block "
+            "is needed",
+            high="the block is needed",
+        ),
+        "cross_entropy_rise": Column(
+            "the same for the cross-entropy, in nats",
+            low="the network is as sure of the labels without the block",
+            high="the block is needed",
+        ),
+    },
     published={"error": "keeping", "cross_entropy": "keeping", "agreement": "keeping"},
     prefix="drop_",
     figures=(
@@ -98,8 +115,10 @@ def drop_blocks(
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `error`,
-        `cross_entropy`, `entropy`, `agreement`, `distance` and `unperturbed_error`, the error of
-        the whole network. If `data` is a dict, `split` is the first column.
+        `cross_entropy`, `entropy`, `agreement`, `distance`, `unperturbed_error`, the error of
+        the whole network, `error_rise` and `cross_entropy_rise`, what is lost without the block,
+        each followed by its standard error over the same images (`error_rise_se`). If `data` is a
+        dict, `split` is the first column.
 
     Reference:
         Jastrzebski et al. 2018, fig. 3 and 12; "Iterative convergent computation is not a useful
@@ -138,16 +157,34 @@ def rows_of(chain, route_of=lambda chain, block: drop(chain, (block.stage, block
 
 
 def frame_of_rows(chain, data, rows, memory_limit, progress):
-    """Returns a frame of routes, see `frames_of_rows`, with the error of the whole network."""
+    """Returns a frame of routes, see `frames_of_rows`, compared with the whole network."""
     frames, values = frames_of_rows(chain, data, {"": rows}, memory_limit, progress)
-    return with_unperturbed_error(frames[""], values)
+    return compared_with_whole(frames[""], values, 1)
 
 
-def with_unperturbed_error(frame, values):
-    """Returns the frame with the error of the whole network, the first route of the values."""
-    errors = {
-        split: float(weighted_mean(part.wrong[0], part.weights)) for split, part in values.items()
-    }
-    if "split" in frame:
-        return frame.assign(unperturbed_error=frame["split"].map(errors))
-    return frame.assign(unperturbed_error=errors[None])
+def compared_with_whole(frame, values, first):
+    """Returns the frame of routes with the error of the whole network, and what the routes lose.
+
+    Args:
+        frame: the frame, with NaN where there is no route.
+        values: the `RouteValues` by split, whose first route is the whole network.
+        first: the place of the first of the routes of the frame in them.
+    """
+    columns = {"unperturbed_error": []}
+    for split, part in values.items():
+        rows = frame if split is None else frame[frame["split"] == split]
+        has_route = rows["error"].notna().to_numpy()
+        places = np.where(has_route, first + np.cumsum(has_route) - 1, 0)
+        whole = float(weighted_mean(part.wrong[0], part.weights))
+        columns["unperturbed_error"] += [whole] * len(rows)
+        for name, each in (("error", part.wrong), ("cross_entropy", part.cross_entropy)):
+            # Losses of networks that explode.
+            with np.errstate(invalid="ignore"):
+                rises = (each[places].astype(np.float64) - each[0]).T
+                found = {
+                    f"{name}_rise": weighted_mean(rises, part.weights),
+                    f"{name}_rise_se": standard_error(rises, part.weights),
+                }
+            for column, numbers in found.items():
+                columns.setdefault(column, []).extend(np.where(has_route, numbers, np.nan))
+    return frame.assign(**columns)

@@ -224,7 +224,7 @@ def _values_of(chain, data, memory_limit, progress):
     """Returns arrays `(images, blocks)` by name, and weights, 0 for what does not count."""
     routes = [route for _, route in rows_of(chain)]
     asked = [unperturbed(chain), *(route for route in routes if route is not None)]
-    function = functools.partial(_batch_values, chain)
+    function = functools.partial(first_order_values, chain)
     batches, count = batches_of(data, chain)
     # Of batches that are arranged already.
     chain = dataclasses.replace(chain, arrangement=None)
@@ -260,8 +260,8 @@ def _changes(routes, losses):
     return np.stack(columns, axis=1)
 
 
-def _batch_values(chain, images, labels):
-    """Returns what one pass measures of a batch, each `(images, blocks)`."""
+def first_order_values(chain, images, labels):
+    """Returns what one pass measures of a batch: all but `loss_change`, each `(images, blocks)`."""
     chain = chain.given(images)
     walk, clean = walk_with_gradients(chain, images, labels), without_padding(chain)
     undefined = tf.fill(tf.shape(walk.pairs[0][0])[:1], tf.constant(np.nan, tf.float64))

@@ -92,8 +92,8 @@ def shuffle_blocks(
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `swaps`, `draw` (from 0),
         `kendall_tau` (rank correlation of the order with the trained one, in [-1, 1]; 1 if no
-        block has moved), `error`, `cross_entropy`, `entropy`, `agreement`, `distance` and
-        `unperturbed_error`. If `data` is a dict, `split` is the first column.
+        block has moved), `error`, `cross_entropy`, `entropy`, `agreement`, `distance`, and the last
+        five columns of `drop_blocks`. If `data` is a dict, `split` is the first column.
 
     Raises:
         ValueError: if an argument cannot be used, or no stage has two blocks that can move.

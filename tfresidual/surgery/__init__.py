@@ -1,5 +1,16 @@
 """Networks with blocks taken out, repeated or in another order, as Keras models."""
 
 from tfresidual.surgery.models import reordered, repeated, without_blocks
+from tfresidual.surgery.planning import plan
+from tfresidual.surgery.pruning import Pruned, prune
+from tfresidual.surgery.statistics import update_statistics
 
-__all__ = ["reordered", "repeated", "without_blocks"]
+__all__ = [
+    "Pruned",
+    "plan",
+    "prune",
+    "reordered",
+    "repeated",
+    "update_statistics",
+    "without_blocks",
+]

@@ -6,6 +6,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 import keras
+import pandas as pd
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_choice, check_int, is_int
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Literal
 
+    from tfresidual.definitions.types import Frame
     from tfresidual.routing import Chain
 
 WEIGHTS = ("copy", "share")
@@ -29,7 +31,7 @@ WEIGHTS = ("copy", "share")
 
 def without_blocks(
     model: keras.Model,
-    blocks: Route | Iterable[tuple[int, int] | str],
+    blocks: Route | Iterable[tuple[int, int] | str] | Frame,
     *,
     weights: Literal["copy", "share"] = "copy",
     output: str | int | None = None,
@@ -53,7 +55,8 @@ def without_blocks(
     Args:
         model: a functional `keras.Model`, or `keras.Sequential`, with residual blocks.
         blocks: pairs (stage, block), as `tfresidual.chain(model)` numbers them, or names of blocks;
-            or a `tfresidual.routing.Route` that leaves blocks out.
+            or a `tfresidual.routing.Route` that leaves blocks out; or the frame of a
+            `tfresidual.surgery.plan`.
         weights: `"copy"` for layers of its own, `"share"` for the layers of `model`, in a plain
             functional model.
         output: which output the blocks lead to, of a model of keras-hub with several, see
@@ -65,7 +68,7 @@ def without_blocks(
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431.
     """
-    chain = _chain_of(model, weights, output)
+    chain = chain_of(model, weights, output)
     return rerouted(model, chain, _route_of(chain, blocks), weights, output)
 
 
@@ -93,7 +96,7 @@ def repeated(
     Reference:
         Jastrzebski et al. 2018, section 4.4.
     """
-    chain = _chain_of(model, weights)
+    chain = chain_of(model, weights)
     return rerouted(model, chain, routes.repeat_last_block(chain, stage, times), weights)
 
 
@@ -122,7 +125,7 @@ def reordered(
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431.
     """
-    chain = _chain_of(model, weights)
+    chain = chain_of(model, weights)
     own = routes.unperturbed(chain).stages
     check_int("stage", stage, at_least=1, at_most=len(own))
     indices = [application.block for application in own[stage - 1]]
@@ -174,7 +177,8 @@ def _compile(made, model):
         )
 
 
-def _chain_of(model, weights, output=None):
+def chain_of(model, weights="copy", output=None):
+    """Returns the chain of a model that is to be changed; raises the errors of its arguments."""
     check_choice("weights", weights, WEIGHTS)
     if not isinstance(model, keras.Model):
         raise ArgumentError(
@@ -189,6 +193,8 @@ def _route_of(chain, blocks):
     """Returns the route that blocks describe; raises a `ValueError` if one is not there."""
     if isinstance(blocks, Route):
         return blocks
+    if isinstance(blocks, pd.DataFrame):
+        blocks = _pairs_of(blocks)
     if isinstance(blocks, str) or not hasattr(blocks, "__iter__"):
         blocks = [blocks]
     named = {block.name: block for block in chain.blocks if block.name is not None}
@@ -202,6 +208,19 @@ def _route_of(chain, blocks):
             one = named[one].stage, named[one].index
         pairs.append(one)
     return routes.drop(chain, *pairs)
+
+
+def _pairs_of(plan):
+    """Returns the pairs (stage, block) that go by the frame of a plan."""
+    missing = [name for name in ("stage", "block", "blocks") if name not in plan]
+    if missing:
+        raise ArgumentError(
+            "blocks",
+            "be a frame of `tfresidual.surgery.plan`, or part of one",
+            said=f"a frame without {', '.join(missing)}",
+        )
+    rows = plan[["stage", "block", "blocks"]].astype(int).itertuples(index=False)
+    return [(stage, block + more) for stage, block, count in rows for more in range(count)]
 
 
 def _verify(made, chain, route, output):

@@ -1,0 +1,291 @@
+"""Which blocks go, what that costs, and what is done about it; on real networks and images."""
+
+import functools
+import itertools
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+from keras import layers
+from reference.random_network import random_batch, random_network
+from refusals import refused
+
+import tfresidual as tfr
+from tfresidual import networks, probes, routes, surgery
+from tfresidual.probes.block_importance import CRITERIA
+from tfresidual.surgery.costs import Costs
+
+PLAN = ["step", "stage", "block", "blocks"]
+
+
+def net_and_batches(**settings):
+    net = random_network(**{"blocks": 3, "widths": (4, 8), "seed": 1} | settings)
+    net.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return net, random_batch(net, images=12), random_batch(net, images=9, seed=5)
+
+
+def measured(chain, batch, gone):
+    """Cross-entropy and errors of single images without some blocks, by `evaluate_routes`."""
+    route = routes.drop(chain, *gone) if gone else routes.unperturbed(chain)
+    rows = probes.evaluate_routes(chain, batch, [route], per_image=True)
+    return rows["cross_entropy"].mean(), rows["error"].to_numpy(float)
+
+
+@pytest.mark.parametrize("by", CRITERIA)
+def test_a_plan_takes_what_is_needed_least_and_measures_again(by):
+    """Step by step, by calls of probes on the smaller model; judged on other images."""
+    net, batch, test = net_and_batches()
+    plan = surgery.plan(net, batch, blocks=3, by=by, test=test, batch_sizes=(1,))
+    chain, gone, whole = tfr.chain(net), [], measured(tfr.chain(net), test, [])[1]
+    for row in plan.itertuples():
+        if row.step:
+            left = [
+                (b.stage, b.index)
+                for b in chain.blocks
+                if b.keeps_shape and (b.stage, b.index) not in gone
+            ]
+            if by == "loss":
+                now = measured(chain, batch, gone)[0]
+                values = [measured(chain, batch, [*gone, one])[0] - now for one in left]
+            else:
+                model = surgery.without_blocks(net, gone) if gone else net
+                frame = probes.block_importance(model, batch, by=by)
+                values = frame[CRITERIA[by]].dropna().tolist()
+            assert left[int(np.argmin(values))] == (row.stage, row.block)
+            assert row.value == pytest.approx(min(values), rel=1e-3, abs=1e-5)
+            gone.append((row.stage, row.block))
+        entropy, errors = measured(chain, test, gone)
+        rises = errors - whole
+        noise = rises.std(ddof=1) / len(rises) ** 0.5
+        found = [row.error, row.error_rise, row.error_rise_se, row.cross_entropy]
+        np.testing.assert_allclose(found, [errors.mean(), rises.mean(), noise, entropy], rtol=1e-4)
+        assert row.error_selection == pytest.approx(measured(chain, batch, gone)[1].mean())
+    smaller = surgery.without_blocks(net, plan)
+    assert smaller.count_params() == plan["parameters"].iloc[-1] < net.count_params()
+    assert plan["blocks_left"].tolist() == [6, 5, 4, 3]
+    assert (plan["flops"].diff().dropna() < 0).all() and (plan["milliseconds_1"] > 0).all()
+
+
+def test_all_subsets():
+    """None of the same size has a lower cross-entropy; and the order within it is by what costs."""
+    net, batch, test = net_and_batches()
+    plan = surgery.plan(net, batch, blocks=2, exact=True, test=test, batch_sizes=())
+    chain = tfr.chain(net)
+    places = [(b.stage, b.index) for b in chain.blocks if b.keeps_shape]
+    losses = {two: measured(chain, batch, two)[0] for two in itertools.combinations(places, 2)}
+    found = [*plan[["stage", "block"]].iloc[1:].itertuples(index=False, name=None)]
+    assert tuple(sorted(found)) == min(losses, key=losses.get)
+    singles = [measured(chain, batch, [one])[0] for one in found]
+    assert singles[0] <= singles[1]
+    plan = surgery.plan(net, batch, blocks=1, exact=True, stages=[2], test=test, batch_sizes=())
+    assert plan["stage"].tolist() == [0, 2]
+
+
+def test_where_a_plan_ends():
+    net, batch, test = net_and_batches()
+    plan = surgery.plan(net, batch, most_error=0.0, test=test, batch_sizes=())
+    assert (plan["error_selection"] <= plan["error_selection"].iloc[0]).all()
+    longer = surgery.plan(net, batch, blocks=len(plan), test=test, batch_sizes=())
+    pd.testing.assert_frame_equal(longer.iloc[:-1], plan)
+    assert longer["error_selection"].iloc[-1] > longer["error_selection"].iloc[0]
+
+
+def test_layers_with_several_blocks_go_as_a_whole():
+    from sources import zoo
+
+    model = zoo.build("BertTextClassifier")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    rng, specs = np.random.default_rng(0), model.inputs
+    inputs = {one.name: rng.integers(0, 2, (6, 8)).astype(one.dtype) for one in specs}
+    inputs["padding_mask"][:, :2] = 1
+    data = inputs, rng.integers(0, model.output_shape[-1], 6)
+    plan = surgery.plan(model, data, blocks=1, by="influence", test=data, batch_sizes=())
+    assert plan["blocks"].tolist() == [0, 2]
+    smaller = surgery.without_blocks(model, plan)
+    assert type(smaller) is type(model)
+
+
+def test_costs():
+    """Multiplications counted by hand, and more of them take longer."""
+    inputs = keras.Input((8, 8, 3))
+    state = layers.Conv2D(4, 3, strides=2, padding="same")(inputs)
+    state = layers.DepthwiseConv2D(5, padding="same")(state)
+    state = layers.Conv2DTranspose(2, 3, strides=2, padding="same")(state)
+    state = layers.Conv2D(6, 1, groups=2)(state)
+    state = layers.Reshape((64, 6))(state)
+    state = layers.EinsumDense("abc,cd->abd", output_shape=(64, 5))(state)
+    state = layers.Dot(2)([state, state])
+    model = keras.Model(inputs, layers.Dense(7)(state))
+    counted = 16 * 4 * 27 + 16 * 4 * 25 + 16 * 4 * 2 * 9 + 64 * 6 * 1 + 64 * 6 * 5
+    counted += 64 * 64 * 5 + 64 * 64 * 7
+    found = Costs(model, np.zeros((2, 8, 8, 3), "float32"), ()).of(model)
+    assert found == {"parameters": model.count_params(), "flops": 2 * counted}
+
+
+def statistics_of(model, images):
+    """Means over the batch that a normalization in front of everything would have."""
+    return images.mean(axis=(0, 1, 2)), images.var(axis=(0, 1, 2))
+
+
+def test_statistics_are_those_of_the_images():
+    inputs = keras.Input((4, 4, 3))
+    norms = [layers.BatchNormalization(momentum=0.99, name=name) for name in ("free", "frozen")]
+    norms[1].trainable = False
+    model = keras.Model(inputs, norms[1](norms[0](inputs)))
+    images = np.random.default_rng(0).normal(3, 2, (8, 4, 4, 3)).astype("float32")
+    before = [weight.numpy() for weight in norms[1].weights]
+    assert surgery.update_statistics(model, itertools.repeat(images, 150)) == 1
+    for found, wanted in zip(
+        (norms[0].moving_mean, norms[0].moving_variance), statistics_of(model, images), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-3)
+    assert norms[0].momentum == 0.99
+    for weight, value in zip(norms[1].weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    with refused("batches"):
+        surgery.update_statistics(model, [])
+
+
+def digits(images, seed):
+    """Images of a bright column in one of four places, with noise."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 4, images)
+    pixels = rng.normal(0, 1.0, (images, 8, 8, 1))
+    pixels[np.arange(images), :, 2 * labels, 0] += 1.5
+    return pixels.astype("float32"), labels
+
+
+@functools.cache
+def trained():
+    keras.utils.set_random_seed(0)
+    net = networks.ResidualNetwork((8, 8, 1), 4, blocks=4, widths=(8,))
+    net.compile(
+        keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    net.fit(*digits(512, 1), epochs=6, verbose=0)
+    return net
+
+
+@pytest.mark.parametrize("distil", [0.0, 0.5])
+def test_a_pruned_network_gets_back_what_it_lost(distil):
+    net, test = trained(), digits(400, 2)
+    before = [weight.numpy() for weight in net.weights]
+    keras.utils.set_random_seed(0)
+    smaller, frame = surgery.prune(
+        net,
+        digits(512, 1),
+        blocks=2,
+        test=test,
+        selection=digits(100, 3),
+        epochs=4,
+        distil=distil,
+        optimizer=keras.optimizers.Adam(0.003),
+        batch_sizes=(),
+    )
+    assert frame["what"].tolist() == ["network", *["removed"] * 2, "statistics", "fine-tuned"]
+    errors = frame["error"].to_numpy()
+    assert errors[0] < 0.2 and errors[4] < errors[2] - 0.1
+    assert errors[4] == pytest.approx(1 - smaller.evaluate(*test, verbose=0)[1], abs=1e-6)
+    assert frame["error_rise"].iloc[-1] == pytest.approx(errors[4] - errors[0])
+    assert smaller.compiled and smaller.blocks == (2,)
+    for weight, value in zip(net.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+
+
+def test_labels_with_a_share_of_predictions_are_those_of_the_definition():
+    """The loss of the first step, by hand."""
+    net, data = trained(), digits(32, 4)
+    seen = []
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(logs))
+    smaller, _ = surgery.prune(
+        net,
+        data,
+        blocks=1,
+        by="l2_ratio",
+        test=data,
+        statistics=False,
+        epochs=1,
+        distil=0.25,
+        optimizer=keras.optimizers.SGD(1e-12),
+        callbacks=[stop],
+        batch_sizes=(),
+    )
+    teacher, student = net.predict(data[0], verbose=0), smaller(data[0], training=True)
+    soft = 0.75 * np.eye(4)[data[1]] + 0.25 * teacher
+    expected = -(soft * np.log(np.asarray(student))).sum(axis=1).mean()
+    assert seen[0]["loss"] == pytest.approx(expected, rel=1e-3)
+
+
+NET = functools.cache(lambda: net_and_batches()[0])
+BATCH = functools.cache(lambda: random_batch(NET(), images=8))
+
+
+def uncompiled():
+    return random_network(blocks=3, widths=(4,), seed=2)
+
+
+def at_rate_zero():
+    net = net_and_batches()[0]
+    net.optimizer.learning_rate = 0.0
+    return net
+
+
+SHARING = {"blocks": 3, "widths": (4,), "share_from": 0}
+# What is given beside, or in place of, a model, data and one block to take out.
+REFUSED = {
+    "plan": [
+        *(({"blocks": value}, "blocks") for value in (0, -1, 1.5, "2", True, 6, 10**10)),
+        *(({"speed": value, "blocks": None}, "speed") for value in (1, 0.5, -2, "2", True, np.nan)),
+        *(({"most_error": v, "blocks": None}, "most_error") for v in (-0.1, 1.1, "0", np.inf)),
+        ({"blocks": None}, "blocks"),
+        ({"speed": 2.0}, "speed"),
+        ({"most_error": 0.1}, "most_error"),
+        ({"speed": 2.0, "blocks": None, "batch_sizes": ()}, "batch_sizes"),
+        *(({"by": value}, "by") for value in ("cosine", None, ["loss"], 1)),
+        *(({"batch_sizes": value}, "batch_sizes") for value in (0, [0], [1.5], "1", None)),
+        *(({"stages": value}, "stages") for value in ([0], [3], 1, "1", [])),
+        *(({"exact": value}, "exact") for value in (1, "all", None)),
+        ({"exact": True, "by": "influence"}, "exact"),
+        ({"exact": True, "blocks": None, "most_error": 0.1}, "exact"),
+        *(({"memory_limit": value}, "memory_limit") for value in (0, -1, "1")),
+        ({"progress": 1}, "progress"),
+        ({"data": lambda: []}, "data"),
+        ({"data": lambda: iter([1])}, "data"),
+        ({"model": lambda: tfr.chain(NET())}, "model"),
+        ({"model": lambda: None}, "model"),
+        ({"model": lambda: random_network(**SHARING)}, "model"),
+    ],
+    "prune": [
+        *(({"statistics": value}, "statistics") for value in (1, None)),
+        *(({"epochs": value}, "epochs") for value in (-1, 1.5, "3", None)),
+        *(({"distil": value, "epochs": 1}, "distil") for value in (-0.1, 1.1, "1", True)),
+        ({"distil": 0.5}, "distil"),
+        ({"optimizer": "sgd"}, "optimizer"),
+        ({"optimizer": "sdg", "epochs": 1}, "optimizer"),
+        ({"optimizer": 3, "epochs": 1}, "optimizer"),
+        ({"callbacks": [keras.callbacks.History()]}, "callbacks"),
+        ({"model": uncompiled, "epochs": 1}, "model"),
+        ({"model": at_rate_zero, "epochs": 1}, "optimizer"),
+    ],
+}
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize(
+    ("function", "given", "name"),
+    [(function, *case) for function, cases in REFUSED.items() for case in cases],
+)
+def test_refusals(function, given, name):
+    """Before anything is trained, or changed."""
+    usual = {"model": NET, "data": BATCH, "blocks": 1, "test": BATCH}
+    given = {
+        key: value() if callable(value) and key != "callbacks" else value
+        for key, value in (usual | given).items()
+    }
+    model, data = given.pop("model"), given.pop("data")
+    before = [weight.numpy() for weight in getattr(model, "weights", ())]
+    with refused(name):
+        getattr(surgery, function)(model, data, **given)
+    for weight, value in zip(getattr(model, "weights", ()), before, strict=True):
+        np.testing.assert_array_equal(weight, value)

@@ -1,0 +1,272 @@
+"""How much a network needs each of its blocks, by several criteria. TensorFlow only."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+from keras import ops
+
+from tfresidual import sources
+from tfresidual.definitions.arguments import ArgumentError, check_int
+from tfresidual.definitions.declarations import ZERO, Column, Drawing, Figure, Line, Panel, Probe
+from tfresidual.definitions.metrics import change_of, cosine_distance_and_angle, norm, ratio
+from tfresidual.probes.drop_blocks import drop_blocks
+from tfresidual.probes.first_order import first_order_values
+from tfresidual.probes.measure import measure
+from tfresidual.probes.predictions import scored_chain
+from tfresidual.routing.chain import VALID_POSITIONS
+from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
+from tfresidual.routing.positions import (
+    check_positions,
+    each_position,
+    only_counted,
+    valid_images,
+    valid_positions,
+    without_padding,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Literal
+
+    from tfresidual.definitions.types import ChainSource, Data, Frame
+    from tfresidual.routing import Chain
+
+# The column by which a criterion orders the blocks; the lowest one is needed least.
+CRITERIA = {
+    "loss": "cross_entropy_rise",
+    "influence": "influence",
+    "angular": "angular_distance",
+    "first_order": "predicted_rise",
+    "l2_ratio": "l2_ratio",
+}
+OF_STATES = ("influence", "angular_distance", "l2_ratio")
+OF_LOSS = ("error_rise", "error_rise_se", "cross_entropy_rise", "cross_entropy_rise_se")
+PLACE = ("stage", "block")
+
+
+DECLARATION = Probe(
+    "block_importance",
+    place=8,
+    frames={"block_importance": ("stage", "block", "influence", "l2_ratio")},
+    takes=("memory_limit",),
+    needs=("classes",),
+    columns={
+        "influence": Column(
+            "1 - cosine of the states before and after the block",
+            at_least=0,
+            at_most=2,
+            low="the block hardly turns the state",
+            high="it does",
+            paper="Men et al. 2024",
+        ),
+        "angular_distance": Column(
+            "angle between the states before a run of blocks and after it, over pi",
+            at_least=0,
+            at_most=1,
+            low="the run hardly turns the state",
+            high="it does",
+            paper="Gromov et al. 2024, eq. 3",
+        ),
+        "predicted_rise": Column(
+            "minus the scalar product of `F` and `g`: the rise of the loss without the block that "
+            "the gradient predicts",
+            low="below 0, the gradient says that the block raises the loss",
+            high="it says that the block is needed",
+            paper="II eq. 2 to 4",
+        ),
+    },
+    figures=(
+        Figure(
+            name="block_importance",
+            column="influence",
+            title="Which blocks could go?",
+            question="How much the network needs each of its blocks, by several criteria.",
+            reading=(
+                "Where criteria agree that a block is low, it is a candidate; what it costs to "
+                "take it out is the rise of error and cross-entropy. Blocks that change the shape "
+                "of the state cannot be taken out."
+            ),
+            source="Men et al. 2024; Gromov et al. 2024",
+            drawing=Drawing(
+                "Importance of the blocks",
+                (
+                    Panel("error without it,\nrise", (Line("error_rise"),), levels=(ZERO,)),
+                    Panel(
+                        "cross-entropy\nwithout it, rise",
+                        (Line("cross_entropy_rise"),),
+                        scale="signed",
+                        levels=(ZERO,),
+                    ),
+                    Panel(
+                        "rise that the\ngradient predicts",
+                        (Line("predicted_rise"),),
+                        scale="signed",
+                        levels=(ZERO,),
+                    ),
+                    Panel("1 - cosine\nof states", (Line("influence"),), scale="wide"),
+                    Panel("angle over pi", (Line("angular_distance"),), scale="wide"),
+                    Panel("‖F(h)‖ / ‖h‖", (Line("l2_ratio"),), scale="wide"),
+                ),
+            ),
+        ),
+    ),
+    by_default=False,
+)
+
+
+def block_importance(
+    chain: Chain | ChainSource,
+    data: Data,
+    *,
+    by: Literal["loss", "influence", "angular", "first_order", "l2_ratio"] | Iterable[str] = tuple(
+        CRITERIA
+    ),
+    run: int = 1,
+    per_position: bool = False,
+    memory_limit: float = MEMORY_LIMIT,
+    progress: bool = False,
+) -> Frame:
+    """Measures how much the network needs each of its blocks, by several criteria.
+
+    With h the state before a block and F = block(h) - h, each per image and averaged:
+
+    - `"loss"`: `error_rise` and `cross_entropy_rise`, what is lost without the block, with their
+      standard errors, as in `drop_blocks`. The others are guesses of these numbers.
+    - `"influence"`: 1 - cos(h, h + F), in [0, 2], the block influence of Men et al. 2024.
+    - `"angular"`: `angular_distance`, the angle between the states before the first of `run` blocks
+      of a stage and after the last one, over pi, in [0, 1]. NaN where fewer blocks follow, or one
+      of them changes the shape of the state. The run with the lowest one is that which Gromov et
+      al. 2024 take out.
+    - `"first_order"`: `predicted_rise`, -<F, g>, with its standard error; g is the gradient of the
+      loss at h.
+    - `"l2_ratio"`: |F| / |h|, 0 or more.
+
+    A block with a low value is one that may go; what several of them cost together, none of these
+    numbers tells: `tfresidual.surgery.plan` measures it. Blocks that change the shape of the state
+    cannot be taken out: their values are NaN.
+
+    Example:
+
+    >>> frame = block_importance(tfresidual.chain(net), test, by=["influence", "l2_ratio"])
+    >>> frame.sort_values("influence").head(2)["block"].count()
+    2
+
+    Args:
+        chain: a chain, or anything that `tfresidual.chain` accepts.
+        data: images and labels, see `tfresidual.definitions.types.Data`. Influence, angles and
+            ratios do not depend on the labels.
+        by: one criterion or several; all by default. The first and the fourth need outputs that are
+            classes.
+        run: int, the number of blocks of `"angular"`, 1 or more.
+        per_position: whether influence, angles and ratios are those of single positions, as Men et
+            al. 2024 have them, see `block_metrics`.
+        memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0) and those of the
+        criteria, in the order above. If `data` is a dict, `split` is the first column.
+
+    Raises:
+        ValueError: if an argument cannot be used.
+
+    Reference:
+        Men et al. 2024, https://arxiv.org/abs/2403.03853, section 2.2; Gromov et al. 2024,
+        https://arxiv.org/abs/2403.17887, eq. 3; Molchanov et al. 2017,
+        https://arxiv.org/abs/1611.06440, on first-order terms.
+    """
+    by, run = checked_criteria(by), check_int("run", run, at_least=1)
+    check_memory_limit(memory_limit)
+    needs_labels = {"loss", "first_order"} & set(by)
+    chain = scored_chain(chain) if needs_labels else sources.chain(chain)
+    parts = []
+    if "loss" in by:
+        frame = drop_blocks(chain, data, memory_limit=memory_limit, progress=progress)
+        parts.append(_chosen(frame, OF_LOSS))
+    function = functools.partial(turn_values, chain, run=run)
+    names = [CRITERIA[one] for one in by if CRITERIA[one] in OF_STATES]
+    if names:
+        frame = measure(
+            chain,
+            f"turns by {run}",
+            function,
+            data,
+            progress=progress,
+            with_labels=False,
+            per_position=per_position,
+            of_states=OF_STATES,
+        )
+        parts.append(_chosen(frame, names))
+    if "first_order" in by:
+        name = "first_order"
+        function = functools.partial(first_order_values, chain)
+        frame = measure(chain, "first-order terms", function, data, with_errors=(name,))
+        frame = frame.assign(predicted_rise=-frame[name], predicted_rise_se=frame[f"{name}_se"])
+        parts.append(_chosen(frame, ("predicted_rise", "predicted_rise_se")))
+    first, *others = parts
+    for other in others:
+        first = first.join(other[[name for name in other if name not in first]])
+    return first
+
+
+def checked_criteria(by):
+    """Returns criteria as a list without repetition; raises a `ValueError` if one is unknown."""
+    given = [by] if isinstance(by, str) or not hasattr(by, "__iter__") else list(by)
+    if not given or not all(isinstance(one, str) and one in CRITERIA for one in given):
+        raise ArgumentError("by", f"be one or more of {', '.join(map(repr, CRITERIA))}", by)
+    return [one for one in CRITERIA if one in given]
+
+
+def _chosen(frame, names):
+    place = [name for name in ("split", *PLACE) if name in frame]
+    return frame[[*place, *names]]
+
+
+def turn_values(chain, images, labels, run=1, per_position=False):
+    """Returns how far every block turns the state of each image, and by how much it changes it."""
+    del labels
+    chain = chain.given(images)
+    pairs, _ = chain.walk(chain.stem(images))
+    if per_position:
+        check_positions(chain, [state for pair in pairs for state in pair])
+    clean = without_padding(chain)
+
+    def shown(state):
+        return each_position(clean(state)) if per_position else clean(state)
+
+    blocks, rows = chain.blocks, []
+    undefined = ops.full_like(norm(shown(pairs[0][0])), float("nan"))
+    for index, (block, pair) in enumerate(zip(blocks, pairs, strict=True)):
+        row = dict.fromkeys(OF_STATES, undefined)
+        if block.keeps_shape:
+            before, after = map(shown, pair)
+            row["influence"], _ = cosine_distance_and_angle(before, after)
+            row["l2_ratio"] = ratio(norm(change_of(before, after)), norm(before))
+        following = blocks[index : index + run]
+        if len(following) == run and all(
+            one.keeps_shape and one.stage == block.stage for one in following
+        ):
+            ends = map(shown, (pair[0], pairs[index + run - 1][1]))
+            _, row["angular_distance"] = cosine_distance_and_angle(*ends)
+        rows.append(row)
+    found = {name: ops.stack([row[name] for row in rows], axis=1) for name in OF_STATES}
+    first = pairs[0][0]
+    if per_position:
+        shape = (*ops.shape(first)[:2], len(rows))
+        found = {name: ops.reshape(value, shape) for name, value in found.items()}
+    found = only_counted(found, valid_images(chain), None, OF_STATES)
+    return found | ({VALID_POSITIONS: valid_positions(chain, first)} if per_position else {})
+
+
+def lowest(frame: Frame, by: str) -> int:
+    """Returns the row of a frame of the block that a criterion needs least.
+
+    Ties and values that are NaN, as of networks that explode, go to the later block: that is the
+    one that most of the network does not see.
+    """
+    values = frame[CRITERIA[by]].to_numpy(float)
+    values = np.where(np.isnan(values), np.inf, values)
+    return int(len(values) - 1 - np.argmin(values[::-1]))

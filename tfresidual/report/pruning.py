@@ -1,0 +1,88 @@
+"""The sections of the report on a pruned network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfresidual import plots
+from tfresidual.definitions.chance import STANDARD_ERRORS
+from tfresidual.report.alt_text import numbers_text
+from tfresidual.report.section import Section
+
+if TYPE_CHECKING:
+    from tfresidual.definitions.types import Frame
+
+
+def pruning_sections(
+    curves: Frame, frame: Frame, chosen_on: str | None = None, judged_on: str | None = None
+) -> list[Section]:
+    """Returns the sections of a report on a pruned network.
+
+    Args:
+        curves: frames of `tfresidual.surgery.plan` with the column `by`, joined.
+        frame: frame of `tfresidual.surgery.prune`.
+        chosen_on: what the blocks were chosen on, such as "2,000 validation images", or `None`.
+        judged_on: what the networks were judged on.
+    """
+    images = ", ".join(
+        f"{what} on {where}"
+        for what, where in (("chosen", chosen_on), ("judged", judged_on))
+        if where
+    )
+    return [
+        Section(
+            "Error over blocks left",
+            "How many blocks can go, and does it matter what they are chosen by?",
+            figure=plots.pruning(curves),
+            reading="Each line takes out one block after the other, the one that its criterion "
+            "needs least, and measures again. No network is trained, and no statistics are "
+            "measured again here. The dotted line is the whole network.",
+            images=images or None,
+            numbers=numbers_text(curves, "error"),
+            finding=_best(curves),
+        ),
+        Section(
+            "The smaller network",
+            "What went, in this order, and what did it cost?",
+            frame=frame,
+            reading="error_rise is the error minus that of the whole network on the same images, "
+            "with its standard error. value is that of the criterion, for the network before the "
+            "step. flops are those of one image, two per multiplication in convolutions and matrix "
+            "products; milliseconds are measured, the shortest of several calls. Blocks are "
+            "numbered as in the whole network.",
+            images=images or None,
+            finding=outcome_text(frame),
+        ),
+    ]
+
+
+def outcome_text(frame: Frame) -> str:
+    """Returns a sentence on what the last row of a frame of `prune` says."""
+    first, last = frame.iloc[0], frame.iloc[-1]
+    reach = 100 * STANDARD_ERRORS * last["error_rise_se"]
+    gone = int(first["blocks_left"] - last["blocks_left"])
+    text = (
+        f"Without {gone} of {int(first['blocks_left'])} blocks, the network has "
+        f"{last['parameters'] / first['parameters']:.0%} of the parameters and "
+        f"{last['flops'] / first['flops']:.0%} of the FLOPs; its error is {last['error']:.1%}, "
+        f"{100 * last['error_rise']:+.1f} \N{PLUS-MINUS SIGN} {reach:.1f} points (two standard "
+        "errors over the same images)"
+    )
+    timed = [name for name in frame if name.startswith("milliseconds_")]
+    if timed:
+        shares = ", ".join(
+            f"{last[name] / first[name]:.0%} at batch {name.removeprefix('milliseconds_')}"
+            for name in timed
+        )
+        text += f"; it takes {shares} of the time"
+    return f"{text}."
+
+
+def _best(curves):
+    """Returns a sentence on the criteria with the lowest error where most blocks have gone."""
+    least = curves.groupby("by", sort=False)["blocks_left"].min().max()
+    rows = curves[curves["blocks_left"] == least].sort_values("error")
+    if len(rows) < 2:
+        return None
+    named = ", ".join(f"{row.by} {row.error:.1%}" for row in rows.itertuples())
+    return f"With {least} blocks left, the error is, by criterion: {named}."

@@ -1,0 +1,397 @@
+"""Which blocks of a network go, one after the other, and what that costs. TensorFlow only."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+from tfresidual.definitions.arguments import (
+    ArgumentError,
+    check_bool,
+    check_choice,
+    check_int,
+    check_ints,
+    check_number,
+)
+from tfresidual.machine.console import progress_bar
+from tfresidual.probes.block_importance import CRITERIA, block_importance
+from tfresidual.probes.measure import standard_error, weighted_mean
+from tfresidual.routing import evaluate, routes
+from tfresidual.routing.batches import batches_of, no_images
+from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit, check_scored
+from tfresidual.surgery.costs import Costs, name_of
+from tfresidual.surgery.graphs import layers_of
+from tfresidual.surgery.models import chain_of, rerouted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Literal
+
+    from tfresidual.definitions.types import Frame, Images
+
+# Subsets that `exact` compares at most.
+MOST_SUBSETS = 5000
+PLAN_COLUMNS = ("step", "stage", "block", "blocks")
+
+
+def plan(
+    model: keras.Model,
+    data: Images,
+    *,
+    blocks: int | None = None,
+    speed: float | None = None,
+    most_error: float | None = None,
+    by: Literal["loss", "influence", "angular", "first_order", "l2_ratio"] = "loss",
+    exact: bool = False,
+    stages: Iterable[int] | None = None,
+    test: Images | None = None,
+    batch_sizes: Iterable[int] = (1, 256),
+    memory_limit: float = MEMORY_LIMIT,
+    progress: bool = False,
+) -> Frame:
+    """Chooses blocks to take out of a network, one after the other, and measures what each costs.
+
+    In every step, the block that a criterion needs least goes, and the criterion is measured again
+    on the network without it: two blocks may cost nothing one by one, and much together. Blocks are
+    chosen on `data` and judged on `test`, since the errors on the images that a choice was made on
+    are too low.
+
+    Where layers hold several blocks, as those of keras-hub, whole layers go; their value is the sum
+    of those of their blocks. Left alone are blocks that change the shape of the state, that share
+    weights with others, and that `without_blocks` refuses.
+
+    Example:
+
+    >>> steps = plan(net, test, blocks=2, by="l2_ratio", batch_sizes=())
+    >>> steps["blocks_left"].tolist()
+    [9, 8, 7]
+    >>> smaller = without_blocks(net, steps)
+
+    Args:
+        model: a `keras.Model` as `without_blocks` takes it, compiled with a loss.
+        data: images and labels to choose on, see `tfresidual.definitions.types.Images`.
+        blocks: int, how many blocks go, or layers that hold them. Give this, `speed` or
+            `most_error`.
+        speed: float over 1, the quotient of measured time at the largest of `batch_sizes` at which
+            the plan ends, if the network can become so fast.
+        most_error: float, 0 or more: the plan ends before the error on `data` rises by more than
+            this over that of the whole network.
+        by: the criterion, see `tfresidual.probes.block_importance`; `"loss"` is the cross-entropy
+            without the block.
+        exact: whether all subsets of `blocks` blocks are compared by their cross-entropy, up to
+            5,000 of them, instead of one block after the other. Within the best one, the block that
+            costs least goes first.
+        stages: ints, the stages from which blocks may go, counted from 1; by default all.
+        test: images and labels to judge on, not those of `data`. By default, every second image of
+            `data`, a `tf.data.Dataset` or arrays, which then is not chosen on.
+        batch_sizes: ints, the batch sizes that are timed; `()` for none.
+        memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with a row for the whole network (step 0, with 0 blocks of stage 0) and
+        one for each step:
+
+        - `step`, `stage` (from 1), `block` (from 0) and `blocks`: what goes, by the numbers in the
+          whole network; `blocks` is more than 1 for a layer with several blocks from `block` on;
+        - `value`: that of the criterion, on `data`, for the network before the step;
+        - `blocks_left`, and of the network after the step, on `test`, `error` and `cross_entropy`
+          (as in `tfresidual.probes.evaluate_routes`), `error_rise` over the whole network with its
+          standard error over the same images, `error_rise_se`; `error_selection`, on `data`;
+        - `parameters`; `flops` of one image, two per multiplication in convolutions and matrix
+          products; `milliseconds_1`, `milliseconds_256`, of a batch of this size at inference, the
+          shortest of several calls.
+
+    Raises:
+        ValueError: if an argument cannot be used, no block can go, or fewer than `blocks`.
+
+    Reference:
+        Veit et al. 2016, https://arxiv.org/abs/1605.06431; Men et al. 2024,
+        https://arxiv.org/abs/2403.03853; Gromov et al. 2024, https://arxiv.org/abs/2403.17887.
+    """
+    check_choice("by", by, tuple(CRITERIA))
+    check_bool("exact", exact)
+    check_memory_limit(memory_limit)
+    check_bool("progress", progress)
+    batch_sizes = tuple(batch_sizes) if np.iterable(batch_sizes) else batch_sizes
+    batch_sizes = check_ints("batch_sizes", batch_sizes, 1) if batch_sizes != () else ()
+    goal = Goal(blocks, speed, most_error, max(batch_sizes, default=0))
+    if exact and (by != "loss" or blocks is None):
+        raise ArgumentError(
+            "exact", "be False unless by='loss' and `blocks` is given", by=by, blocks=blocks
+        )
+    if speed is not None and not batch_sizes:
+        raise ArgumentError("batch_sizes", "hold the batch size of `speed`", batch_sizes)
+    chain = chain_of(model)
+    check_scored(chain)
+    units = _units(chain, stages)
+    if goal.blocks is not None and goal.blocks > len(units):
+        raise ArgumentError(
+            "blocks",
+            f"be at most {len(units)}, the blocks or layers of {chain.name} that can go",
+            goal.blocks,
+        )
+    if exact:
+        check_subsets(len(units), goal.blocks)
+    if test is None:
+        data, test = halves(data)
+    planner = _Planner(model, chain, data, units, batch_sizes, memory_limit, by)
+    with progress_bar("planning" if progress else None, goal.blocks) as advance:
+        steps = planner.exact_steps(goal.blocks) if exact else planner.steps()
+        rows = planner.until(goal, steps, advance)
+    return planner.judged(rows, test)
+
+
+def check_subsets(units, count):
+    """Raises a `ValueError` if there are too many subsets to compare all of them."""
+    subsets = math.comb(units, count)
+    if subsets > MOST_SUBSETS:
+        raise ArgumentError(
+            ("exact", "blocks"),
+            f"leave at most {MOST_SUBSETS:,} subsets to compare; `stages` chooses fewer blocks",
+            said=f"exact=True, blocks={count}, of {units} blocks: {subsets:,} subsets",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """When a plan ends; one of these is not `None`. `timed` is the batch size of the speed."""
+
+    blocks: int | None
+    speed: float | None
+    most_error: float | None
+    timed: int = 0
+
+    def __post_init__(self):
+        given = dataclasses.asdict(self)
+        del given["timed"]
+        if sum(value is not None for value in given.values()) != 1:
+            raise ArgumentError(
+                tuple(given), "be given one at a time: how many blocks go, or when to stop", **given
+            )
+        if self.blocks is not None:
+            check_int("blocks", self.blocks, at_least=1)
+        if self.speed is not None:
+            check_number("speed", self.speed, over=1)
+        if self.most_error is not None:
+            check_number("most_error", self.most_error, at_least=0, at_most=1)
+
+    def is_met(self, rows):
+        """Returns whether the last of some rows ends the plan."""
+        if self.speed is None:
+            return len(rows) - 1 == self.blocks
+        name = name_of(self.timed)
+        return rows[0][name] / rows[-1][name] >= self.speed
+
+    def is_exceeded(self, rows):
+        """Returns whether the last of some rows costs too much."""
+        rise = rows[-1]["error_selection"] - rows[0]["error_selection"]
+        return self.most_error is not None and not rise <= self.most_error
+
+
+def halves(data):
+    """Returns the images of even and of odd places in the data."""
+    if isinstance(data, tf.data.Dataset):
+        batch = next(iter(data), None)
+        if batch is None:
+            raise no_images(data)
+        size, single = len(keras.tree.flatten(batch)[0]), data.unbatch()
+        return tuple(single.shard(2, place).batch(size) for place in (0, 1))
+    if not isinstance(data, (tuple, list)):
+        raise ArgumentError(
+            "test", "be given unless `data` is a `tf.data.Dataset` or arrays", said="test=None"
+        )
+    arrays = keras.tree.map_structure(np.asarray, tuple(data))
+    return tuple(
+        keras.tree.map_structure(lambda one, place=place: one[place::2], arrays) for place in (0, 1)
+    )
+
+
+def _units(chain, stages):
+    """Returns tuples of pairs (stage, block) that go together, those of one layer or single ones.
+
+    A block that changes the shape, or shares weights with another, is in none.
+    """
+    chosen = {stage.index for stage in chain.stages}
+    if stages is not None:
+        asked = set(check_ints("stages", stages, at_least=1))
+        if not asked <= chosen:
+            raise ArgumentError("stages", f"hold stages of {chain.name}: {sorted(chosen)}", stages)
+        chosen = asked
+    owners = {}
+    for block in chain.blocks:
+        for variable in block.variables:
+            owners.setdefault(id(variable), set()).add((block.stage, block.index))
+    # The outermost layers of which there are several, such as those of a backbone inside of a task.
+    deepest = max(len(block.inside) for block in chain.blocks)
+    level = next((one for one in range(deepest) if len(layers_of(chain, one)) > 1), 0)
+    groups = {}
+    for block in chain.blocks:
+        is_inside = len(block.inside) > level
+        key = id(block.inside[level]) if is_inside else (block.stage, block.index)
+        groups.setdefault(key, []).append(block)
+    found = []
+    for group in groups.values():
+        places = {(block.stage, block.index) for block in group}
+        is_free = all(
+            owners[id(variable)] <= places for block in group for variable in block.variables
+        )
+        if is_free and all(block.keeps_shape and block.stage in chosen for block in group):
+            found.append(tuple(sorted(places)))
+    if not found:
+        raise ArgumentError(
+            "model",
+            "have a block that keeps the shape of the state and has weights of its own",
+            said=f"{chain.name}, of which no block can go",
+        )
+    return found
+
+
+class _Planner:
+    """Takes blocks out of a network, on the images on which they are chosen."""
+
+    def __init__(self, model, chain, data, units, batch_sizes, memory_limit, by):
+        self.model, self.chain, self.data, self.units = model, chain, data, units
+        self.memory_limit, self.by = memory_limit, by
+        batch = next(batches_of(data, chain)[0], None)
+        if batch is None:
+            raise no_images(data)
+        self.costs, self.refusal = Costs(model, batch[0], batch_sizes), None
+
+    def without(self, units):
+        """Returns the route without some units."""
+        pairs = [pair for unit in units for pair in unit]
+        return routes.drop(self.chain, *pairs) if pairs else routes.unperturbed(self.chain)
+
+    def steps(self):
+        """Yields units in the order in which they go, with values; what is refused stays."""
+        gone, left = [], list(self.units)
+        while left:
+            values = self._values(gone, left)
+            # Of equal ones the last, which most of the network does not see.
+            order = sorted(range(len(left)), key=lambda i: (_known(values[i]), -i))
+            for place in order:
+                if (yield left[place], values[place]):
+                    gone.append(left.pop(place))
+                    break
+            else:
+                return
+
+    def exact_steps(self, count):
+        """Yields the units of the best subset of a size, that which costs least first."""
+        subsets = list(itertools.combinations(self.units, count))
+        losses = self._losses([self.without(subset) for subset in subsets])
+        left, gone = list(subsets[int(np.argmin([*map(_known, losses)]))]), []
+        while left:
+            values = self._values(gone, left)
+            place = int(np.argmin([*map(_known, values)]))
+            unit, value = left.pop(place), values[place]
+            gone.append(unit)
+            if not (yield unit, value):
+                raise self.refusal
+
+    def _losses(self, asked):
+        """Returns the cross-entropies of routes on the images that are chosen on."""
+        found = evaluate(self.chain, self.data, asked, memory_limit=self.memory_limit)
+        with np.errstate(invalid="ignore"):
+            return weighted_mean(found.cross_entropy.T, found.weights)
+
+    def _values(self, gone, left):
+        """Returns the values of the criterion of units in the network without those that went."""
+        if self.by == "loss":
+            whole, *others = self._losses(
+                [self.without(gone), *(self.without([*gone, unit]) for unit in left)]
+            )
+            with np.errstate(invalid="ignore"):
+                return [float(one - whole) for one in others]
+        route = self.without(gone)
+        chain = routes.follow(self.chain, route) if gone else self.chain
+        frame = block_importance(chain, self.data, by=self.by, memory_limit=self.memory_limit)
+        places = [
+            (stage, application.block)
+            for stage, applications in enumerate(route.stages, start=1)
+            for application in applications
+        ]
+        values = dict(zip(places, frame[CRITERIA[self.by]], strict=True))
+        return [float(sum(values[pair] for pair in unit)) for unit in left]
+
+    def until(self, goal, steps, advance):
+        """Returns pairs of the units that go and a row of the frame, until a goal is met."""
+        rows = [self._row((), ((0, 0),), math.nan)]
+        gone, answer = [], None
+        while True:
+            try:
+                unit, value = steps.send(answer)
+            except StopIteration:
+                break
+            row = self._row(gone, unit, value)
+            rows[0] |= self.costs.of_whole()
+            answer = row is not None
+            if not answer:
+                continue
+            rows.append(row)
+            if goal.is_exceeded(rows):
+                rows.pop()
+                break
+            gone.append(unit)
+            advance(1)
+            if goal.is_met(rows):
+                break
+        if goal.blocks is not None and len(gone) < goal.blocks:
+            raise ArgumentError(
+                "blocks",
+                f"be at most {len(gone)} for this network; of another one, `without_blocks` says: "
+                f"{self.refusal}",
+                goal.blocks,
+            )
+        return [*zip([(), *gone], rows, strict=True)]
+
+    def _row(self, gone, unit, value):
+        """Returns what is known before the test of the network that a step leaves, or `None`."""
+        (stage, block), *others = unit
+        is_whole = stage == 0
+        route = self.without(gone if is_whole else [*gone, unit])
+        try:
+            made = self.model if is_whole else rerouted(self.model, self.chain, route, "copy")
+        except ArgumentError as error:
+            self.refusal = error
+            return None
+        found = evaluate(self.chain, self.data, [route], memory_limit=self.memory_limit)
+        blocks = 0 if is_whole else 1 + len(others)
+        return {
+            **dict(
+                zip(PLAN_COLUMNS, (len(gone) + 1 - is_whole, stage, block, blocks), strict=True)
+            ),
+            "value": value,
+            "blocks_left": route.applications,
+            "error_selection": float(weighted_mean(found.wrong[0], found.weights)),
+        } | self.costs.of(made)
+
+    def judged(self, rows, test):
+        """Returns the frame of a plan, with what its networks do on other images."""
+        units, rows = zip(*rows, strict=True)
+        asked = [self.without(units[1 : end + 1]) for end in range(len(units))]
+        found = evaluate(self.chain, test, asked, memory_limit=self.memory_limit)
+        wrong, weights = found.wrong.astype(np.float64).T, found.weights
+        rises = wrong - wrong[:, :1]
+        with np.errstate(invalid="ignore"):
+            columns = {
+                "error": weighted_mean(wrong, weights),
+                "cross_entropy": weighted_mean(found.cross_entropy.T, weights),
+                "error_rise": weighted_mean(rises, weights),
+                "error_rise_se": standard_error(rises, weights),
+            }
+        frame = pd.DataFrame(rows).assign(**columns)
+        first = [*PLAN_COLUMNS, "value", "blocks_left", *columns, "error_selection"]
+        return frame[[*first, *frame.columns.drop(first)]]
+
+
+def _known(value):
+    return math.inf if math.isnan(value) else value

@@ -1,0 +1,271 @@
+"""Smaller networks: blocks out, statistics measured again, trained further. TensorFlow only."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+import keras
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int, check_number
+from tfresidual.probes.measure import standard_error, weighted_mean
+from tfresidual.routing import evaluate, routes
+from tfresidual.routing.batches import batches_of
+from tfresidual.routing.evaluator import MEMORY_LIMIT
+from tfresidual.surgery.models import chain_of, without_blocks
+from tfresidual.surgery.planning import halves, plan
+from tfresidual.surgery.statistics import UPDATES, normalizations_of, update_statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Literal
+
+    from tfresidual.definitions.types import Frame, Images
+
+# What a row of the frame of `prune` is about.
+WHOLE, REMOVED, STATISTICS, TUNED = "network", "removed", "statistics", "fine-tuned"
+
+
+class Pruned(NamedTuple):
+    """What `prune` returns: the smaller model and the frame."""
+
+    model: keras.Model
+    frame: Frame
+
+
+def prune(
+    model: keras.Model,
+    data: Images,
+    *,
+    blocks: int | None = None,
+    speed: float | None = None,
+    most_error: float | None = None,
+    by: Literal["loss", "influence", "angular", "first_order", "l2_ratio"] = "loss",
+    exact: bool = False,
+    stages: Iterable[int] | None = None,
+    test: Images | None = None,
+    selection: Images | None = None,
+    statistics: bool = True,
+    epochs: int = 0,
+    optimizer: str | keras.Optimizer | None = None,
+    distil: float = 0.0,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    batch_sizes: Iterable[int] = (1, 256),
+    memory_limit: float = MEMORY_LIMIT,
+    progress: bool = False,
+) -> Pruned:
+    """Takes blocks out of a network and makes up for it, as far as is asked for.
+
+    First `plan` says which blocks go. Then batch normalization gets the statistics that its images
+    have now, without labels (`update_statistics`), and the smaller network is trained further, if
+    asked for. `model` stays as it is.
+
+    Example:
+
+    >>> smaller, frame = prune(net, train, blocks=2, test=test, by="l2_ratio", batch_sizes=())
+    >>> frame["what"].tolist()
+    ['network', 'removed', 'removed', 'statistics']
+
+    Args:
+        model: see `plan`.
+        data: images and labels, to train on, to choose blocks on, and for the statistics.
+        blocks: see `plan`.
+        speed: see `plan`.
+        most_error: see `plan`, for the network before its statistics are measured again.
+        by: see `plan`.
+        exact: see `plan`.
+        stages: see `plan`.
+        test: images and labels to judge on; by default, every second image of `data`, which is then
+            used for nothing else.
+        selection: images and labels to choose blocks on, if not all of `data`: a few thousand will
+            do, without augmentation.
+        statistics: whether the statistics of batch normalization are measured again, on 60 batches
+            of `data`, if there is some.
+        epochs: int, 0 or more, of training after it.
+        optimizer: for this training; by default a new one with the configuration of that of
+            `model`, with the learning rate it has now.
+        distil: float from 0 to 1, the share of the predictions of `model` in the labels of this
+            training. The loss is then the cross-entropy with (1 - distil) label + distil prediction
+            whatever `model` was compiled with; for outputs that are one row of classes per image.
+        callbacks: `keras.callbacks.Callback`s of this training.
+        batch_sizes: see `plan`.
+        memory_limit: see `plan`.
+        progress: whether to show progress bars, those of Keras too.
+
+    Returns:
+        A pair `(model, frame)`. The model is compiled as `model` is, with a new optimizer. The
+        frame is that of `plan` with a first column `what`: `"network"`, `"removed"` for each step,
+        and, if they were asked for, `"statistics"` and `"fine-tuned"`, with the numbers of the
+        network then, judged on `test`.
+
+    Raises:
+        ValueError: if an argument cannot be used; nothing is trained then.
+
+    Reference:
+        Hinton et al. 2015, https://arxiv.org/abs/1503.02531, on distillation.
+    """
+    check_bool("statistics", statistics)
+    epochs = check_int("epochs", epochs, at_least=0)
+    check_number("distil", distil, at_least=0, at_most=1)
+    chain = chain_of(model)
+    optimizer = _checked_training(model, epochs, optimizer, distil, callbacks)
+    if test is None:
+        data, test = halves(data)
+    frame = plan(
+        model,
+        data if selection is None else selection,
+        blocks=blocks,
+        speed=speed,
+        most_error=most_error,
+        by=by,
+        exact=exact,
+        stages=stages,
+        test=test,
+        batch_sizes=batch_sizes,
+        memory_limit=memory_limit,
+        progress=progress,
+    )
+    made = without_blocks(model, frame) if len(frame) > 1 else keras.models.clone_model(model)
+    if len(frame) == 1:
+        made.set_weights(model.get_weights())
+    frame.insert(0, "what", [WHOLE, *[REMOVED] * (len(frame) - 1)])
+    judge = Judge(chain, test, memory_limit)
+    if statistics and normalizations_of(made):
+        measure_statistics(made, data)
+        frame = judge.added(frame, made, STATISTICS)
+    if epochs:
+        _train(made, model, chain, data, test, epochs, optimizer, distil, callbacks, progress)
+        frame = judge.added(frame, made, TUNED)
+    return Pruned(made, frame)
+
+
+def measure_statistics(model, data):
+    """Gives a model the statistics of the first batches of the data, again and again."""
+    chain = chain_of(model)
+
+    def batches():
+        while True:
+            for images, _, _ in batches_of(data, chain, with_labels=False)[0]:
+                yield images
+
+    update_statistics(model, itertools.islice(batches(), UPDATES))
+
+
+class Judge:
+    """Compares networks with the one that they were made of, on the same images.
+
+    Args:
+        chain: the chain of the whole network.
+        test: images and labels.
+        memory_limit: see `plan`.
+    """
+
+    def __init__(self, chain, test, memory_limit=MEMORY_LIMIT):
+        self.test, self.memory_limit = test, memory_limit
+        self.whole = self._values(chain)
+
+    def added(self, frame, model, what):
+        """Returns the frame of a plan with a row of what a network does now."""
+        found = self._values(chain_of(model))
+        wrong, whole = (one.wrong[0].astype(np.float64) for one in (found, self.whole))
+        numbers = {
+            "error": weighted_mean(wrong, found.weights),
+            "cross_entropy": weighted_mean(found.cross_entropy[0], found.weights),
+            "error_rise": weighted_mean(wrong - whole, found.weights),
+            "error_rise_se": standard_error(wrong - whole, found.weights),
+        }
+        last = frame.iloc[[-1]].assign(
+            what=what, stage=0, block=0, blocks=0, value=np.nan, error_selection=np.nan, **numbers
+        )
+        return pd.concat([frame, last], ignore_index=True)
+
+    def _values(self, chain):
+        route = routes.unperturbed(chain)
+        return evaluate(chain, self.test, [route], memory_limit=self.memory_limit)
+
+
+def _checked_training(model, epochs, optimizer, distil, callbacks):
+    """Returns the optimizer of a training, or `None` for that of the model; raises its errors."""
+    if not epochs:
+        for name, value in (("optimizer", optimizer), ("distil", distil), ("callbacks", callbacks)):
+            if value is not None and not (isinstance(value, float) and value == 0) and value != ():
+                raise ArgumentError(name, "not be given without `epochs`", value)
+        return None
+    if not model.compiled:
+        raise ArgumentError("model", "be compiled, to be trained", said=f"{model.name}")
+    if distil and [len(tensor.shape) for tensor in model.outputs] != [2]:
+        raise ArgumentError(
+            "distil", "be 0 unless the network has one row of classes per image", distil
+        )
+    if optimizer is None:
+        rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+        if not rate > 0:
+            raise ArgumentError(
+                "optimizer",
+                f"be given: that of {model.name} has a learning rate of {rate:g}",
+                optimizer,
+            )
+        return None
+    try:
+        return keras.optimizers.get(optimizer)
+    except (ValueError, TypeError) as error:
+        raise ArgumentError("optimizer", "be one of Keras, or its name", optimizer) from error
+
+
+def _train(made, model, chain, data, test, epochs, optimizer, distil, callbacks, progress):
+    """Trains a smaller model further, on labels that hold a share of the predictions of another."""
+    if optimizer is not None:
+        made.compile_from_config(model.get_compile_config())
+        made.optimizer = optimizer
+    options = {"epochs": epochs, "callbacks": list(callbacks), "verbose": "auto" if progress else 0}
+    if not distil:
+        is_pair = isinstance(data, (tuple, list))
+        # Data in batches does its own shuffling.
+        arguments = {"validation_data": _validation(test), "shuffle": is_pair} | options
+        made.fit(*(data if is_pair else (data,)), **arguments)
+        return
+    own = made.optimizer
+    is_label = chain.outputs.startswith("label") or made.outputs[0].shape[-1] == 1
+    kind = keras.losses.BinaryCrossentropy if is_label else keras.losses.CategoricalCrossentropy
+    made.compile(own, kind(from_logits=chain.outputs.endswith("logits")), metrics=["accuracy"])
+    softened = _Softened(chain, data, distil, is_label)
+    made.fit(softened.batches(), steps_per_epoch=softened.count(), shuffle=False, **options)
+    made.compile_from_config(model.get_compile_config())
+
+
+def _validation(test):
+    return tuple(test) if isinstance(test, (tuple, list)) else test
+
+
+class _Softened:
+    """Batches of data whose labels are, to a share, what a network predicts."""
+
+    def __init__(self, chain, data, share, is_label):
+        self.chain, self.data, self.share, self.is_label = chain, data, share, is_label
+        self.predict = tf.function(chain.__call__, reduce_retracing=True)
+
+    def count(self):
+        """Returns the number of batches."""
+        return sum(1 for _ in batches_of(self.data, self.chain)[0])
+
+    def batches(self):
+        """Yields batches `(images, labels, weights)` without end."""
+        while True:
+            for images, labels, weights in batches_of(self.data, self.chain)[0]:
+                yield images, self._soft(images, labels), weights
+
+    def _soft(self, images, labels):
+        outputs = self.predict(images)
+        if self.chain.outputs.endswith("logits"):
+            outputs = tf.sigmoid(outputs) if self.is_label else tf.nn.softmax(outputs)
+        outputs = tf.cast(outputs, tf.float32)
+        if labels.shape != outputs.shape:
+            if self.is_label:
+                labels = tf.reshape(labels, tf.shape(outputs))
+            else:
+                flat = tf.reshape(labels, [-1])
+                labels = tf.one_hot(tf.cast(flat, tf.int32), outputs.shape[-1])
+        return (1 - self.share) * tf.cast(labels, tf.float32) + self.share * outputs
