@@ -231,5 +231,6 @@ def test_gradients_do_not_vanish_in_float16(probe):
     found, expected = (probe(net, data) for net in (half, full))
     assert (expected.filter(like="gradient_norm").min() < 1e-6).all()
     for name in expected.filter(regex="gradient|cosine_loss$|shortcut"):
-        scale = np.nanmax(np.abs(expected[name]))
+        # The mean of cosines of both signs may be far smaller than what rounding makes of each.
+        scale = 0.05 if "cosine" in name else np.nanmax(np.abs(expected[name]))
         np.testing.assert_allclose(found[name], expected[name], rtol=0.02, atol=0.02 * scale)

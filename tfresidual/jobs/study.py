@@ -35,6 +35,7 @@ from tfresidual.probes import running
 from tfresidual.probes.logs import blocks_of
 from tfresidual.probes.running import PROBES, ProbeOptions, has, possible
 from tfresidual.report import Section, findings, write
+from tfresidual.report.blocks import blocks_section
 from tfresidual.report.study import images_text, study_sections
 
 if TYPE_CHECKING:
@@ -96,7 +97,14 @@ def _run(folder, settings, console):
     say(console, "drawing the figures")
     figures = study_figures(frames, settings.epsilon)
     examples = _examples(result, data)
-    sections = [examples, *study_sections(frames, figures, images)]
+    of_blocks = blocks_section(
+        frames, folder / MODEL_FILE, images_text({"test": findings.count_images(frames)})
+    )
+    sections = [
+        *([] if of_blocks is None else [of_blocks]),
+        examples,
+        *study_sections(frames, figures, images),
+    ]
     write_frames_and_figures(
         folder,
         {name: frame for name, frame in frames.items() if name != "log"},

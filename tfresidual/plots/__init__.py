@@ -6,6 +6,7 @@ no list of open figures. Save a figure with `figure.savefig("name.png", dpi=160)
 
 from tfresidual.plots.blocks import (
     attribution,
+    block_importance,
     computational_distance,
     cosine_loss,
     drop_blocks,
@@ -47,6 +48,7 @@ from tfresidual.plots.trajectories import trajectories
 
 __all__ = [
     "attribution",
+    "block_importance",
     "borderline",
     "computational_distance",
     "convergence_curves",

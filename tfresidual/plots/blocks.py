@@ -143,6 +143,19 @@ def drop_blocks(frame: Frame) -> Figure:
     return draw(frame, DRAWINGS["drop_blocks"])
 
 
+def block_importance(frame: Frame) -> Figure:
+    """Draws how much the network needs each of its blocks, a panel per criterion.
+
+    Args:
+        frame: Frame of `tfresidual.probes.block_importance` with the columns of all criteria.
+
+    Reference:
+        Men et al. 2024, https://arxiv.org/abs/2403.03853; Gromov et al. 2024,
+        https://arxiv.org/abs/2403.17887.
+    """
+    return draw(frame, DRAWINGS["block_importance"])
+
+
 def first_order(frame: Frame) -> Figure:
     """Draws what blocks do to the loss, what the gradient predicts, and how well it ranks images.
 

@@ -1,0 +1,91 @@
+"""A saved run, pruned into a folder: what is there, what resumes, and what is refused."""
+
+import shutil
+
+import keras
+import pandas as pd
+import pytest
+from refusals import refused
+
+from tfresidual import surgery
+from tfresidual.definitions.settings import CRITERIA, PruningSettings
+from tfresidual.jobs import pruning, training
+from tfresidual.jobs.settings import Settings
+
+pytestmark = pytest.mark.system
+
+TINY = {"depth": 14, "width": 4, "epochs": 1, "batch_size": 32}
+TINY |= {"train_size": 64, "validation": 40, "test_size": 48}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "net"
+    data_dir = str(tmp_path_factory.mktemp("clutter"))
+    training.train(folder, Settings(**TINY, data_dir=data_dir))
+    return folder
+
+
+@pytest.fixture(
+    scope="module", params=[False, pytest.param(True, marks=pytest.mark.nightly)], ids=str
+)
+def pruned(run, request):
+    """By one criterion, or with the curves of all."""
+    settings = PruningSettings(blocks=2, tuning_epochs=2, by="influence", compare=request.param)
+    shutil.rmtree(run / "pruned", ignore_errors=True)
+    frame = pruning.run(run, run / "pruned", settings)
+    return run / "pruned", settings, frame
+
+
+def test_what_is_there(pruned, run):
+    folder, settings, frame = pruned
+    assert frame["what"].tolist() == ["network", *["removed"] * 2, "statistics", "fine-tuned"]
+    pd.testing.assert_frame_equal(pd.read_csv(folder / "frames" / "pruned.csv"), frame)
+    criteria = CRITERIA if settings.compare else ["influence"]
+    plans = {path.stem: pd.read_csv(path) for path in (folder / "frames").glob("plan_*.csv")}
+    assert {name: len(plan) for name, plan in plans.items()} == {f"plan_{by}": 3 for by in criteria}
+    smaller = keras.saving.load_model(folder / "model.keras")
+    whole = keras.saving.load_model(run / "model.keras")
+    assert smaller.count_params() == frame["parameters"].iloc[-1] < whole.count_params()
+    chosen = surgery.without_blocks(whole, plans["plan_influence"])
+    assert chosen.blocks == smaller.blocks and smaller.compiled
+    assert (folder / "report.html").stat().st_size > 50_000
+    assert (folder / "figures" / "pruning.png").exists()
+
+
+def test_it_resumes(pruned, run, tmp_path):
+    """From the curves and the epochs that are complete, with the same numbers."""
+    folder, settings, frame = pruned
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    for name in ("report.html", "model.keras", "frames/pruned.csv"):
+        (again / name).unlink()
+    kept = again / "frames" / "plan_influence.csv"
+    before = kept.stat().st_mtime_ns
+    pd.testing.assert_frame_equal(pruning.run(run, again, settings), frame)
+    assert kept.stat().st_mtime_ns == before
+
+
+def test_refusals(pruned, run, tmp_path):
+    folder, settings, _ = pruned
+    with refused("folder"):
+        pruning.run(run, folder, PruningSettings(blocks=1, tuning_epochs=2, by="influence"))
+    with refused("folder"):
+        pruning.run(run, run, settings)
+    other = tmp_path / "net"
+    shutil.copytree(run, other)
+    model = keras.saving.load_model(other / "model.keras")
+    model.set_weights([2 * weight for weight in model.get_weights()])
+    model.save(other / "model.keras")
+    with refused("folder"):
+        pruning.run(other, folder, settings)
+    with refused("speed"):
+        pruning.run(run, tmp_path / "new", PruningSettings())
+    with refused("blocks"):
+        pruning.run(run, tmp_path / "new", PruningSettings(blocks=99))
+    for value in ({"blocks": 0}, {"speed": 1.0}, {"most_error": 2}, {"by": "x"}, {"compare": 1}):
+        with refused(next(iter(value))):
+            PruningSettings(**value)
+    assert not (tmp_path / "new" / "model.keras").exists()
+    with pytest.raises(FileNotFoundError):
+        pruning.run(tmp_path / "nowhere", tmp_path / "new", settings)
