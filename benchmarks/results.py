@@ -41,6 +41,7 @@ NAMES = (
     "spectral_normalization",
     "routes",
     "saved_model",
+    "surgery",
     "end_of_pass",
     "startup",
     "processes",
