@@ -73,7 +73,7 @@ def test_a_tutorial_begins(place):
 def test_python_is_found_on_many_pages():
     assert len(RUN) > 15
     assert {README, EVERY_RUN} <= set(RUN)
-    assert len(TUTORIALS) == 4
+    assert len(TUTORIALS) == 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

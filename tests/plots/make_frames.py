@@ -227,6 +227,26 @@ def first_order_frame(blocks=4, stages=3, splits=None, first=1.0):
     )
 
 
+def importance_frame(blocks=4, stages=3, splits=None):
+    """Every criterion says that the first blocks matter most."""
+    frame = keys(stages, splits, block=range(blocks))
+    value = 0.1 / (1 + frame["stage"] + frame["block"])
+    names = ("error_rise", "cross_entropy_rise", "predicted_rise")
+    names += ("influence", "angular_distance", "l2_ratio")
+    return frame.assign(**dict.fromkeys(names, value))
+
+
+def plan_frame(blocks=4):
+    """Plans by two criteria, of which the second costs twice as much."""
+    rows = [
+        {"by": by, "blocks_left": blocks - gone, "error": 0.1 + factor * gone / 100}
+        for factor, by in enumerate(("loss", "influence"), start=1)
+        for gone in range(blocks)
+    ]
+    frame = pd.DataFrame(rows)
+    return frame.assign(cross_entropy=3 * frame["error"])
+
+
 def line_element_frame(blocks=3, stages=2, splits=None, growth=1.0):
     """A line element frame: the spatial part grows."""
     frame = keys(stages, splits, block=range(blocks))

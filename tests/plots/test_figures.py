@@ -36,6 +36,10 @@ IN_A_ROW = {
     "scaled_perturbation": [["scaled_perturbation"]],
     "readout": [["1 - error"]],
     "drop_blocks": [["1 - error"]],
+    "block_importance": [
+        *(["error_rise"], ["cross_entropy_rise"], ["predicted_rise"]),
+        *(["influence"], ["angular_distance"], ["l2_ratio"]),
+    ],
     "first_order": [
         ["loss_change", "first_order", "first_order_after"],
         ["rank_correlation", "rank_correlation_after"],
@@ -92,6 +96,7 @@ POINTS = ("route", "input", "x1", "x2", "step", "z1", "z2")
 FIGURES = {
     **{name: in_a_row(name, make.block_frame) for name in list(IN_A_ROW)[:6]},
     "attribution": of_states("attribution"),
+    "block_importance": in_a_row("block_importance", make.importance_frame),
     "borderline": made(make.borderline_frame, *BORDERLINE),
     "computational_distance": made(make.distance_frame, "stage", "distance", "scaled_distance"),
     "convergence_curves": several(
@@ -132,6 +137,7 @@ FIGURES = {
         make.run_frame, *RUN, "width", "raw_parameters", "effective_parameters", "error"
     ),
     "patching": of_states("effect"),
+    "pruning": made(make.plan_frame, "by", "blocks_left", "error", "cross_entropy"),
     "readout": in_a_row("readout", make.readout_frame),
     "repetition_metrics": several(
         {
@@ -168,7 +174,7 @@ FIGURES = {
 # Columns that say where a row belongs; all others hold numbers.
 KEYS = {*PLACE, *REPEATED, *RUN, "epoch", "seed", "split", "route", "input", "step", "network"}
 KEYS |= {"role", "part", "along", "group", "basis", "swaps", "draw", "trial", "status", "found"}
-KEYS |= {"width", "images", "scale", "blocks", "meets_rule", "chance"}
+KEYS |= {"width", "images", "scale", "blocks", "by", "blocks_left", "meets_rule", "chance"}
 VARIANTS = {
     "one stage": {"stages": 1},
     "three stages": {"stages": 3, "splits": ("train", "test")},
