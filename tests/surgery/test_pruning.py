@@ -83,12 +83,22 @@ def test_all_subsets():
 
 
 def test_where_a_plan_ends():
-    net, batch, test = net_and_batches()
-    plan = surgery.plan(net, batch, most_error=0.0, test=test, batch_sizes=())
-    assert (plan["error_selection"] <= plan["error_selection"].iloc[0]).all()
-    longer = surgery.plan(net, batch, blocks=len(plan), test=test, batch_sizes=())
-    pd.testing.assert_frame_equal(longer.iloc[:-1], plan)
-    assert longer["error_selection"].iloc[-1] > longer["error_selection"].iloc[0]
+    net, batch, test = trained(), digits(200, 3), digits(100, 2)
+    rises = [0.35, 0.5]
+    plans = [surgery.plan(net, batch, most_error=v, test=test, batch_sizes=()) for v in rises]
+    for most, plan in zip(rises, plans, strict=True):
+        errors = plan["error_selection"].to_numpy()
+        assert (errors[1:] - errors[0] <= most).all() and len(errors) > 1
+    longer = surgery.plan(net, batch, blocks=4, test=test, batch_sizes=())
+    pd.testing.assert_frame_equal(longer.iloc[: len(plans[1])], plans[1])
+    after = longer["error_selection"].iloc[len(plans[1])]
+    assert after - longer["error_selection"].iloc[0] > rises[1]
+    fast = surgery.plan(net, batch, speed=1.001, test=test, batch_sizes=(4, 64))
+    assert fast["milliseconds_64"].iloc[0] / fast["milliseconds_64"].iloc[-1] >= 1.001
+    with refused("speed"):
+        surgery.plan(net, batch, speed=100.0, test=test)
+    with refused("most_error"):
+        surgery.plan(NET(), BATCH(), most_error=0.1, test=test, batch_sizes=())
 
 
 def test_layers_with_several_blocks_go_as_a_whole():

@@ -135,13 +135,6 @@ def _run(path, folder, parts, console):
     criteria = [origin.by, *(by for by in CRITERIA if origin.compare and by != origin.by)]
     plans = {by: _plan(folder, model, by, origin, validation, test, console) for by in criteria}
     frame = plans[origin.by]
-    if len(frame) == 1:
-        raise ArgumentError(
-            ("speed", "most_error"),
-            "leave a block to take out: the first one already costs more",
-            speed=origin.speed,
-            most_error=origin.most_error,
-        )
     made, frame = _made(
         folder, model, chain, frame, origin, settings, train, validation, test, console
     )

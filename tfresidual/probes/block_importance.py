@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-import numpy as np
 from keras import ops
 
 from tfresidual import sources
@@ -151,7 +150,7 @@ def block_importance(
     Example:
 
     >>> frame = block_importance(tfresidual.chain(net), test, by=["influence", "l2_ratio"])
-    >>> frame.sort_values("influence").head(2)["block"].count()
+    >>> len(frame.dropna().sort_values("influence").head(2))
     2
 
     Args:
@@ -259,14 +258,3 @@ def turn_values(chain, images, labels, run=1, per_position=False):
         found = {name: ops.reshape(value, shape) for name, value in found.items()}
     found = only_counted(found, valid_images(chain), None, OF_STATES)
     return found | ({VALID_POSITIONS: valid_positions(chain, first)} if per_position else {})
-
-
-def lowest(frame: Frame, by: str) -> int:
-    """Returns the row of a frame of the block that a criterion needs least.
-
-    Ties and values that are NaN, as of networks that explode, go to the later block: that is the
-    one that most of the network does not see.
-    """
-    values = frame[CRITERIA[by]].to_numpy(float)
-    values = np.where(np.isnan(values), np.inf, values)
-    return int(len(values) - 1 - np.argmin(values[::-1]))

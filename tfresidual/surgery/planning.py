@@ -20,8 +20,10 @@ from tfresidual.definitions.arguments import (
     check_ints,
     check_number,
 )
+from tfresidual.definitions.chance import noise_at
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.block_importance import CRITERIA, block_importance
+from tfresidual.probes.convergence_indices import chance_error, images_of
 from tfresidual.probes.measure import standard_error, weighted_mean
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.batches import batches_of, no_images
@@ -71,18 +73,18 @@ def plan(
 
     >>> steps = plan(net, test, blocks=2, by="l2_ratio", batch_sizes=())
     >>> steps["blocks_left"].tolist()
-    [9, 8, 7]
-    >>> smaller = without_blocks(net, steps)
+    [6, 5, 4]
+    >>> smaller = tfresidual.surgery.without_blocks(net, steps)
 
     Args:
         model: a `keras.Model` as `without_blocks` takes it, compiled with a loss.
         data: images and labels to choose on, see `tfresidual.definitions.types.Images`.
         blocks: int, how many blocks go, or layers that hold them. Give this, `speed` or
             `most_error`.
-        speed: float over 1, the quotient of measured time at the largest of `batch_sizes` at which
-            the plan ends, if the network can become so fast.
+        speed: float over 1, how many times as fast the network is to be, by the measured time at
+            the largest of `batch_sizes`.
         most_error: float, 0 or more: the plan ends before the error on `data` rises by more than
-            this over that of the whole network.
+            this over that of the whole network, which must be better than chance.
         by: the criterion, see `tfresidual.probes.block_importance`; `"loss"` is the cross-entropy
             without the block.
         exact: whether all subsets of `blocks` blocks are compared by their cross-entropy, up to
@@ -110,7 +112,7 @@ def plan(
           shortest of several calls.
 
     Raises:
-        ValueError: if an argument cannot be used, no block can go, or fewer than `blocks`.
+        ValueError: if an argument cannot be used, or not enough blocks can go.
 
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431; Men et al. 2024,
@@ -187,8 +189,12 @@ class Goal:
         """Returns whether the last of some rows ends the plan."""
         if self.speed is None:
             return len(rows) - 1 == self.blocks
+        return self.speed_of(rows) >= self.speed
+
+    def speed_of(self, rows):
+        """Returns how many times as fast as that of the first row the network of the last is."""
         name = name_of(self.timed)
-        return rows[0][name] / rows[-1][name] >= self.speed
+        return rows[0][name] / rows[-1][name]
 
     def is_exceeded(self, rows):
         """Returns whether the last of some rows costs too much."""
@@ -325,6 +331,8 @@ class _Planner:
     def until(self, goal, steps, advance):
         """Returns pairs of the units that go and a row of the frame, until a goal is met."""
         rows = [self._row((), ((0, 0),), math.nan)]
+        if goal.most_error is not None:
+            self._check_chance(goal.most_error)
         gone, answer = [], None
         while True:
             try:
@@ -351,7 +359,35 @@ class _Planner:
                 f"{self.refusal}",
                 goal.blocks,
             )
+        if goal.speed is not None and not (gone and goal.is_met(rows)):
+            raise ArgumentError(
+                "speed",
+                f"be lower: without all {len(gone)} blocks that can go, the network is only "
+                f"{goal.speed_of(rows):.3g} times as fast",
+                goal.speed,
+            )
+        if not gone:
+            raise ArgumentError(
+                "most_error",
+                "leave a block to take out: without the first one, the error on `data` rises by "
+                "more",
+                goal.most_error,
+            )
         return [*zip([(), *gone], rows, strict=True)]
+
+    def _check_chance(self, most_error):
+        """Raises a `ValueError` for a network that guesses, whose error cannot rise."""
+        route = routes.unperturbed(self.chain)
+        found = evaluate(self.chain, self.data, [route], memory_limit=self.memory_limit)
+        error = float(weighted_mean(found.wrong[0], found.weights))
+        chance = chance_error("uniform", found)
+        if not error < chance - noise_at(chance, images_of(found.weights)):
+            raise ArgumentError(
+                "most_error",
+                "be given for a network that is better than chance by more than two standard "
+                f"errors; its error is {error:.1%}, chance {chance:.1%}",
+                most_error,
+            )
 
     def _row(self, gone, unit, value):
         """Returns what is known before the test of the network that a step leaves, or `None`."""

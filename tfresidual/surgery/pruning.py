@@ -128,9 +128,7 @@ def prune(
         memory_limit=memory_limit,
         progress=progress,
     )
-    made = without_blocks(model, frame) if len(frame) > 1 else keras.models.clone_model(model)
-    if len(frame) == 1:
-        made.set_weights(model.get_weights())
+    made = without_blocks(model, frame)
     frame.insert(0, "what", [WHOLE, *[REMOVED] * (len(frame) - 1)])
     judge = Judge(chain, test, memory_limit)
     if statistics and normalizations_of(made):
