@@ -18,7 +18,6 @@ from typing import Any
 
 import keras
 import pandas as pd
-import tensorflow as tf
 from judging import NOT_RUN, Case, Judged, class_of, has_value
 
 import tfresidual
@@ -30,6 +29,8 @@ from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import DEPTHS, WIDTHS, Settings, describe, stages_of
 from tfresidual.machine.files import replacing
 from tfresidual.plots.frames import NothingError
+from tfresidual.surgery.statistics import UPDATES, update_statistics
+from tfresidual.training.checkpoints import TrainingFolder
 
 # The files of the papers, by short name.
 PAPERS = {
@@ -67,6 +68,9 @@ class Network:
         name: name of its folder, unique within a paper and a size.
         settings: settings of its training.
         labels: columns that tell its rows from those of other networks in a figure.
+        is_last: whether its last epoch is measured, and not the best one, with the statistics of
+            batch normalization of training images: for trainings of few steps, after which moving
+            averages are still those of other weights. Its validation errors say nothing then.
         callbacks: function from dicts of training and validation images to callbacks whose numbers
             are logged in every epoch, or `None`.
     """
@@ -75,6 +79,7 @@ class Network:
     settings: Settings
     labels: Mapping[str, Any]
     callbacks: Callable[[Mapping[str, Any]], Iterable[keras.callbacks.Callback]] | None = None
+    is_last: bool = False
 
     def train(self, folder, console=None):
         """Trains it, or resumes its training, and returns a `Trained`."""
@@ -457,18 +462,23 @@ class Trained:
 
     @functools.cached_property
     def chain(self):
-        """The chain of the network of the best epoch, or of the one that is not trained.
+        """The chain of the network of the best or the last epoch, or of the one not trained.
 
         It computes in float32, whatever dtype the network was trained with.
         """
         if isinstance(self.network, Untrained):
             return tfresidual.chain(self.settled())
-        model = keras.saving.load_model(self.folder / "model.keras")
+        path = self.folder / "model.keras"
+        if self.network.is_last:
+            _, path = TrainingFolder(self.folder, "").newest()
+        model = keras.saving.load_model(path)
         if model.dtype_policy.compute_dtype != "float32":
             weights = model.get_weights()
             model = self.untrained()
             model.set_weights(weights)
             compile_for(model, self.settings, 1)
+        if self.network.is_last:
+            self._settle(model)
         return tfresidual.chain(model)
 
     def untrained(self):
@@ -478,10 +488,14 @@ class Trained:
 
     def settled(self):
         """Returns the network before its training, with statistics of training images."""
-        network, batches = self.untrained(), self._data["train"].take(UPDATES)
-        settle(network, (images for images, _ in batches))
+        network = self.untrained()
+        self._settle(network)
         compile_for(network, self.settings, 1)
         return network
+
+    def _settle(self, network):
+        batches = self._data["train"].take(UPDATES)
+        update_statistics(network, (images for images, _ in batches))
 
     @functools.cached_property
     def metric(self):
@@ -505,26 +519,6 @@ class Trained:
             )
             for split, count in counts.items()
         }
-
-
-# Batches after which a moving average of momentum 0.9 has forgotten where it began.
-UPDATES = 60
-
-
-def settle(network, batches):
-    """Gives batch normalization the statistics of images, in place of those it begins with.
-
-    A shared normalization ends with the mean over the applications of its block.
-    """
-    layers = [layer for layer in network._flatten_layers() if hasattr(layer, "momentum")]
-    before = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.momentum = 0.9
-    update = tf.function(lambda images: network(images, training=True), reduce_retracing=True)
-    for images in batches:
-        update(images)
-    for layer, momentum in zip(layers, before, strict=True):
-        layer.momentum = momentum
 
 
 def measured(trained: Trained, measure) -> None:

@@ -16,7 +16,7 @@ import time
 import keras
 import numpy as np
 import pandas as pd
-from catalogue import UPDATES, Untrained, settle
+from catalogue import Untrained
 from judging import share
 
 import tfresidual
@@ -31,6 +31,7 @@ from tfresidual.probes.convergence_indices import (
     recurrence_index,
 )
 from tfresidual.routing import routes
+from tfresidual.surgery.statistics import UPDATES, update_statistics
 
 # Images of each split on which trained networks are measured, if not on all.
 IMAGES = 2000
@@ -302,35 +303,29 @@ def next_block(trained, images):
 
 @on(train=IMAGES, test=IMAGES)
 def repetitions(trained, images):
-    """The last block of every stage repeated, as it is and with its branch scaled as chosen."""
-    name = trained.network.name
+    """The last block of the last stage repeated, as it is and with its branch scaled as chosen."""
+    name, last = trained.network.name, trained.chain.stages[-1].index
     scale = chosen_scales(borderline(trained).assign(name=name))[name]
     found = pd.concat(
-        probes.repeat_last_block(trained.chain, images, times=TIMES, scale=one)
+        probes.repeat_last_block(trained.chain, images, times=TIMES, scale=one, stages=[last])
         for one in (1.0, float(scale))
     )
     return found.merge(_growth(trained, images), on=["split", "stage"], how="left")
 
 
 def _growth(trained, images):
-    """Returns how much further the last of the repetitions leads than the first, per stage."""
-    stages = [stage for stage in trained.chain.stages if stage.can_repeat]
-    asked = [
-        routes.repeat_last_block(trained.chain, stage.index, times)
-        for stage in stages
-        for times in (1, TIMES)
-    ]
+    """Returns how much further the last of the repetitions leads than the first."""
+    stage = trained.chain.stages[-1].index
+    asked = [routes.repeat_last_block(trained.chain, stage, times) for times in (1, TIMES)]
     each = probes.evaluate_routes(trained.chain, images, asked, per_image=True)
-    found = []
+    found, column = [], f"stage{stage}_distance"
     for split, rows in each.groupby("split"):
         by_route = rows.groupby("route", sort=False)
-        for stage, first, last in zip(stages, asked[::2], asked[1::2], strict=True):
-            column = f"stage{stage.index}_distance"
-            one, other = (by_route.get_group(of.name)[column].to_numpy() for of in (first, last))
-            with np.errstate(over="ignore", invalid="ignore"):
-                growth = other.mean() / one.mean()
-                noise = np.std(other - growth * one, ddof=1) / len(one) ** 0.5 / one.mean()
-            found.append((split, stage.index, growth, noise))
+        one, other = (by_route.get_group(route.name)[column].to_numpy() for route in asked)
+        with np.errstate(over="ignore", invalid="ignore"):
+            growth = other.mean() / one.mean()
+            noise = np.std(other - growth * one, ddof=1) / len(one) ** 0.5 / one.mean()
+        found.append((split, stage, growth, noise))
     return pd.DataFrame(found, columns=["split", "stage", "growth", "growth_se"])
 
 
@@ -356,7 +351,8 @@ def signal_of(network, settings, images):
 def first_signal(trained, images):
     """State and gradient at every block before the training, with the statistics of images."""
     network = trained.untrained()
-    settle(network, [next(iter(images["train"].unbatch().batch(WARMUP)))[0]] * UPDATES)
+    batch, _ = next(iter(images["train"].unbatch().batch(WARMUP)))
+    update_statistics(network, [batch] * UPDATES)
     return signal_of(network, trained.settings, images)
 
 

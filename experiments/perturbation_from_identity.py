@@ -69,7 +69,7 @@ def networks(size):
                 labels = {"data": data, "blocks": blocks, "seed": seed}
                 labels["channels"] = settings.width or WIDTHS[settings.network]
                 name = f"{data.lower().replace('-', '')}-{blocks}_blocks-seed{seed}"
-                found.append(Network(name, settings, labels, clocked))
+                found.append(Network(name, settings, labels, clocked, size == "trained"))
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual import sources
-from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int
+from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int, check_ints
 from tfresidual.definitions.declarations import (
     UNROLLED,
     UNROLLED_SCALE,
@@ -41,6 +41,8 @@ from tfresidual.routing.positions import (
 from tfresidual.routing.routes import check_scale, check_times, unperturbed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
 
@@ -131,6 +133,7 @@ def repeat_last_block(
     times: int = 16,
     scale: float = 1.0,
     blocks: int = 1,
+    stages: Iterable[int] | None = None,
     block_metrics: bool = True,
     memory_limit: float = MEMORY_LIMIT,
     progress: bool = False,
@@ -163,8 +166,10 @@ def repeat_last_block(
         scale: float, the factor of the branch in the extra applications.
         blocks: int, how many blocks at the end of a stage are repeated, one after the other: 2 for
             a layer of a transformer whose attention and MLP are blocks (docs/concepts/probes.md).
+        stages: ints, the stages that are measured, counted from 1; by default all.
         block_metrics: whether to measure the cosine and the ratio of each application, which takes
-            a backward pass.
+            a backward pass through the rest of the network: little in the last stage, much in the
+            first one of a deep network.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
 
@@ -184,7 +189,12 @@ def repeat_last_block(
     check_bool("block_metrics", block_metrics)
     check_bool("progress", progress)
     chain = sources.chain(chain)
-    rows = rows_of(chain, times, scale, blocks)
+    if stages is not None:
+        stages = check_ints("stages", stages, at_least=1)
+        if max(stages) > len(chain.stages):
+            known = ", ".join(str(stage.index) for stage in chain.stages)
+            raise ArgumentError("stages", f"hold stages of {chain.name}: {known}", stages)
+    rows = rows_of(chain, times, scale, blocks, stages)
     if not rows:
         last = "last block keeps" if blocks == 1 else f"last {blocks} blocks keep"
         raise ArgumentError(
@@ -199,20 +209,20 @@ def repeat_last_block(
     measured = [
         _application_metrics(chain, stage, times, scale, blocks, part, progress)
         for part in splits_of(data).values()
-        for stage in _stages(chain, blocks)
+        for stage in _stages(chain, blocks, stages)
     ]
     for name in ("cosine_loss", "l2_ratio", "cosine_loss_se"):
         frame[name] = [value for values in measured for value in values[name]]
     return frame
 
 
-def rows_of(chain, times, scale=1.0, blocks=1):
+def rows_of(chain, times, scale=1.0, blocks=1, stages=None):
     """Returns pairs of the place columns of a row of the frame and its route."""
     check_times(times)
     check_scale(scale)
     check_int("blocks", blocks, at_least=1)
     rows = []
-    for stage in _stages(chain, blocks):
+    for stage in _stages(chain, blocks, stages):
         for repetition in range(times + 1):
             route = unperturbed(chain)
             if repetition:
@@ -222,9 +232,13 @@ def rows_of(chain, times, scale=1.0, blocks=1):
     return rows
 
 
-def _stages(chain, blocks):
-    """Returns the stages whose last blocks can be repeated."""
-    return [stage for stage in chain.stages if stage.can_repeat_last(blocks)]
+def _stages(chain, blocks, chosen=None):
+    """Returns the stages whose last blocks can be repeated, all or those that were chosen."""
+    return [
+        stage
+        for stage in chain.stages
+        if stage.can_repeat_last(blocks) and (chosen is None or stage.index in chosen)
+    ]
 
 
 def _application_metrics(chain, stage, times, scale, blocks, data, progress):
