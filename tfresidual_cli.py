@@ -225,7 +225,8 @@ def train(out, backend, **given):
     metavar="NAME",
     help=f"May be given several times: {', '.join(PROBES)}. The indices come with the read-outs, "
     "drops and repetitions they are taken from.  [default: all that the network has blocks for, "
-    "except line_element and patching, which take long]",
+    "except line_element and patching, which take long, and block_importance, which measures drops "
+    "anew]",
 )
 @click.option(
     "--split",

@@ -176,10 +176,14 @@ def test_defaults_are_those_of_the_package():
 
     for (command, name), option in OPTIONS.items():
         assert option.default is False or not isinstance(option.default, (int, float, str)), name
-        if name not in ("help", "download", "serving_only", "overwrite", "to"):
+        if name not in ("help", "download", "serving_only", "overwrite", "to", "target"):
             assert re.search(r"\[default: (?!None).+\]$", option.help), (command, name)
     long = [name for name, probe in running.PROBES.items() if not probe.by_default]
-    assert f"except {' and '.join(long)}, which take long]" in OPTIONS["probe", "names"].help
+    assert long == ["block_importance", "line_element", "patching"]
+    text = (
+        "except line_element and patching, which take long, and block_importance, which measures "
+    )
+    assert f"{text}drops anew]" in OPTIONS["probe", "names"].help
     splits = inspect.signature(probing.probe).parameters["splits"].default
     assert f"[default: {splits[0]}]" in OPTIONS["probe", "splits"].help
     workers = inspect.signature(depth_study.run).parameters["workers"].default

@@ -360,7 +360,7 @@ def test_folders_of_other_runs_are_refused(done, settings, tmp_path):
     with pytest.raises(ValueError, match=r"holds a search\. Received: folder="):
         train(done[0], settings)
     (tmp_path / "settings.json").write_text(json.dumps({"settings": {}}))
-    with pytest.raises(ValueError, match=r"not a search\. Received: folder="):
+    with pytest.raises(ValueError, match=r"holds a training\. Received: folder="):
         depth_study.run(tmp_path, settings, SEARCH)
     assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
 

@@ -35,7 +35,9 @@ def test_equals_numpy(settings):
     net, batch = network(settings)
     frame = probes.shuffle_blocks(net, batch, swaps=(1, 2, 3), draws=3)
     places = ["stage", "swaps", "draw", "kendall_tau"]
-    assert frame.columns.tolist() == [*places, *METRICS, "unperturbed_error"]
+    rises = [f"{name}_rise{end}" for name in ("error", "cross_entropy") for end in ("", "_se")]
+    assert frame.columns.tolist() == [*places, *METRICS, "unperturbed_error", *rises]
+    np.testing.assert_allclose(frame["error_rise"], frame["error"] - frame["unperturbed_error"])
     fixed = shape_changing(net, batch[0])
     expected_stages = []
     for stage, applications in enumerate(trained_applications(net), start=1):

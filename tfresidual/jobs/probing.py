@@ -63,7 +63,8 @@ def probe(
             otherwise.
         names: names of probes, or a single name, see `tfresidual.probes.running.PROBES`; by default
             all probes that the network has blocks for, except those that take much longer than
-            the others (`line_element` and `patching`).
+            the others (`line_element` and `patching`), and `block_importance`, which measures
+            drops anew.
         folder: where to write; by default `probes` in the folder of the run or of the series, or
             `probes/NAME` beside any other network. The file `probes.json` there records what each
             frame was measured on, and its rows and columns. The frames of a series have the column
