@@ -66,7 +66,10 @@ VALUES = {
     ),
     "repeat_last_block": (
         OF_PLANE,
-        {"blocks": [0], "times": [0], "scale": [NAN, INFINITE, "half", None, True]},
+        {
+            **{"blocks": [0], "times": [0], "scale": [NAN, INFINITE, "half", None, True]},
+            "stages": [[0], [2], [], 1, "1", [1.5]],
+        },
     ),
     "fixed_point": (OF_PLANE, {"times": [0]}),
     "shuffle_blocks": (

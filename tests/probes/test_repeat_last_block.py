@@ -287,3 +287,12 @@ def test_network_of_float64():
     frame = probes.repeat_last_block(net, batch, times=1)
     expected = numpy_metrics(net, batch, 1, [1, 1]) + numpy_metrics(net, batch, 2, [1, 1])
     np.testing.assert_allclose(frame[BLOCK_METRICS], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_some_stages_alone():
+    net = random_network(blocks=2, widths=(4, 8))
+    batch = random_batch(net)
+    whole = probes.repeat_last_block(net, batch, times=2)
+    some = probes.repeat_last_block(net, batch, times=2, stages=[2])
+    expected = whole[whole["stage"] == 2].reset_index(drop=True)
+    pd.testing.assert_frame_equal(some, expected, rtol=1e-5)
