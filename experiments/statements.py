@@ -6,6 +6,7 @@ import functools
 
 from catalogue import (
     CONTROLS,
+    PAPERS,
     STATEMENTS,
     MissingError,
     entries_of,
@@ -298,7 +299,9 @@ def trainings_of(frames):
 def page_of(folder=None):
     """Returns the text of the page, and saves its figures if there is a folder for them."""
     frames_of = functools.cache(read_frames)
-    everything = {one.id: judgements(one, frames_of) for one in STATEMENTS.values()}
+    # In the order of the papers, in whatever order their files were imported.
+    ordered = sorted(STATEMENTS.values(), key=lambda one: list(PAPERS).index(one.paper))
+    everything = {one.id: judgements(one, frames_of) for one in ordered}
     found = {id: deciding(of) for id, of in everything.items()}
     lines = [INTRODUCTION, *first_screen(found), SCHEME]
     for paper, title in TITLES.items():
