@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import pandas as pd
-from drawing import panels, table
+from drawing import kept_frames, panels, show, table, write_frames
 
 import tfresidual as tfr
 from tfresidual import datasets, probes, routes, surgery, training
@@ -156,7 +156,7 @@ class Experiment:
         """Measures a network without blocks, then with statistics anew, then tuned."""
         self.add(name, REMOVED, network)
         keras.utils.set_random_seed(self.settings.seed)
-        measure_statistics(network, datasets.plain(self.train))
+        measure_statistics(network, datasets.plain(self.train), tfr.chain(network))
         self.add(name, STATISTICS, network)
         self.tune(name, network, network.get_weights())
 
@@ -216,12 +216,17 @@ def regained(results):
             continue
         whole = rows[seed, DEEP, TRAINED]
         lost = rows[seed, network, REMOVED] - whole
+        if not lost > 0:
+            # There is nothing to be regained.
+            continue
         shares = {
             step: (rows[seed, network, REMOVED] - rows[seed, network, step]) / lost
             for step in (STATISTICS, TUNED)
         }
         found.append({"seed": seed, "network": network, "lost": lost} | shares)
-    return pd.DataFrame(found).groupby("network", sort=False)[["lost", STATISTICS, TUNED]].mean()
+    columns = ["seed", "network", "lost", STATISTICS, TUNED]
+    found = pd.DataFrame(found, columns=columns)
+    return found.groupby("network", sort=False)[columns[2:]].mean()
 
 
 def drawn(frames):
@@ -253,7 +258,7 @@ def main():
     arguments = parser.parse_args()
     size, out = SIZES[arguments.size], arguments.out / arguments.size
     if arguments.kept:
-        frames = {path.stem: pd.read_csv(path) for path in sorted(KEPT.glob("*.csv"))}
+        frames = kept_frames(KEPT)
         out = IMAGES
     else:
         parts = []
@@ -262,15 +267,8 @@ def main():
             keras.backend.clear_session()
         results, plans = (pd.concat(frames) for frames in zip(*parts, strict=True))
         frames = {"results": results, "plans": plans}
-        (out / "frames").mkdir(parents=True, exist_ok=True)
-        for name, frame in frames.items():
-            with replacing(out / "frames" / f"{name}.csv") as path:
-                frame.to_csv(path, index=False, float_format="%.5g")
-    for found in tables(frames):
-        print(f"\n{found.to_string()}")
-    for name, figure in drawn(frames).items():
-        figure.savefig(out / f"{name}.png", dpi=160)
-        print(out / f"{name}.png")
+        write_frames(frames, out / "frames")
+    show(tables(frames), drawn(frames), out)
 
 
 if __name__ == "__main__":
