@@ -128,6 +128,15 @@ def count_option(flag, meaning, default):
     return option(flag, meaning, default, type=kind, metavar="N")
 
 
+PIXELS = option(
+    "--pixels",
+    "Range of the pixels. Networks trained elsewhere may expect another one than those trained "
+    "here.",
+    "standardized",
+    type=click.Choice(["standardized", "0-1", "0-255"]),
+)
+
+
 def options(*chosen):
     """Returns a decorator that adds options to a command, in the order given."""
 
@@ -238,13 +247,7 @@ def train(out, backend, **given):
 @count_option("--images", "Images of each split, in whole batches.", "all test images")
 @options_of("ProbeOptions", OF_PROBES)
 @options_of("Settings", ("data", *DATA), default="that of the run")
-@option(
-    "--pixels",
-    "Range of the pixels. Networks trained elsewhere may expect another one than those trained "
-    "here.",
-    "standardized",
-    type=click.Choice(["standardized", "0-1", "0-255"]),
-)
+@PIXELS
 @folder_option(
     "probes/ in the folder of the run or of the series, probes/NAME next to another network"
 )
@@ -321,13 +324,7 @@ def export(source, path, serving_only, overwrite):
 )
 @options_of("PruningSettings")
 @options_of("Settings", ("data", *DATA), default="that of the run")
-@option(
-    "--pixels",
-    "Range of the pixels. Networks trained elsewhere may expect another one than those trained "
-    "here.",
-    "standardized",
-    type=click.Choice(["standardized", "0-1", "0-255"]),
-)
+@PIXELS
 @folder_option("pruned/NAME beside the network")
 def prune(target, pixels, out, **given):
     """Take blocks out of a saved network, and keep the smaller one.

@@ -1,4 +1,7 @@
-"""Figures of several networks and seeds: small panels with means and the range over the seeds."""
+"""Figures of several networks and seeds, and what scripts do with these and with their frames.
+
+Small panels show means and the range over the seeds.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from tfresidual.definitions.declarations import ZERO, Drawing, Level, Line, Panel
+from tfresidual.machine.files import replacing
 from tfresidual.plots import style
 from tfresidual.plots.engine import draw_table
 
@@ -158,3 +162,25 @@ def ranged(values, percent=False):
     low, high = form(values.min()), form(values.max())
     mean = form(values.mean())
     return f"{mean}{unit}" if low == high else f"{mean}{unit} ({low} to {high})"
+
+
+def kept_frames(folder):
+    """Returns the frames that the repository keeps in a folder, by name."""
+    return {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
+
+
+def write_frames(frames, folder):
+    """Writes frames, a dict by name, into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, frame in frames.items():
+        with replacing(folder / f"{name}.csv") as path:
+            frame.to_csv(path, index=False, float_format="%.5g")
+
+
+def show(tables, figures, folder):
+    """Prints tables, and writes figures, a dict by name, into a folder."""
+    for found in tables:
+        print(f"\n{found.to_string()}")
+    for name, figure in figures.items():
+        figure.savefig(folder / f"{name}.png", dpi=160)
+        print(folder / f"{name}.png")

@@ -25,7 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import pandas as pd
-from drawing import in_a_row, panels, table
+from drawing import in_a_row, kept_frames, panels, show, table, write_frames
 
 import tfresidual as tfr
 from tfresidual import datasets, networks, probes
@@ -303,22 +303,15 @@ def main():
     arguments = parser.parse_args()
     size, out = SIZES[arguments.size], arguments.out / arguments.size
     if arguments.kept:
-        frames = {path.stem: pd.read_csv(path) for path in sorted(KEPT.glob("*.csv"))}
+        frames = kept_frames(KEPT)
         out = IMAGES
     else:
         data = pictures(size, arguments.data_dir)
         frames = measured(size, data, out, arguments.most)
         if frames is None:
             return
-        (out / "frames").mkdir(parents=True, exist_ok=True)
-        for name, frame in frames.items():
-            with replacing(out / "frames" / f"{name}.csv") as path:
-                frame.to_csv(path, index=False, float_format="%.5g")
-    for found in tables(frames):
-        print(f"\n{found.to_string()}")
-    for name, figure in drawn(frames).items():
-        figure.savefig(out / f"{name}.png", dpi=160)
-        print(out / f"{name}.png")
+        write_frames(frames, out / "frames")
+    show(tables(frames), drawn(frames), out)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import pandas as pd
-from drawing import panels
+from drawing import panels, show, write_frames
 
 import tfresidual as tfr
 from tfresidual import datasets, probes
-from tfresidual.machine.files import replacing
 from tfresidual.machine.first_step import traced_once
 
 
@@ -217,13 +216,8 @@ def main():
         for frame_name, frame in measured(model, data).items():
             parts.setdefault(frame_name, []).append(frame.assign(network=name, seed=0))
     frames = {name: pd.concat(found, ignore_index=True) for name, found in parts.items()}
-    (out / "frames").mkdir(parents=True, exist_ok=True)
-    for name, frame in frames.items():
-        with replacing(out / "frames" / f"{name}.csv") as path:
-            frame.to_csv(path, index=False, float_format="%.5g")
-    for name, figure in drawn(frames).items():
-        figure.savefig(out / f"{name}.png", dpi=160)
-        print(out / f"{name}.png")
+    write_frames(frames, out / "frames")
+    show([], drawn(frames), out)
 
 
 if __name__ == "__main__":

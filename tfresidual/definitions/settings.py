@@ -385,8 +385,15 @@ class SearchSettings:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
-# The criteria of `tfresidual.probes.block_importance`.
-CRITERIA = ("loss", "influence", "angular", "first_order", "l2_ratio")
+# The criteria of `tfresidual.probes.block_importance`, with the columns by which they order blocks;
+# the block with the lowest value is needed least.
+CRITERIA = {
+    "loss": "cross_entropy_rise",
+    "influence": "influence",
+    "angular": "angular_distance",
+    "first_order": "predicted_rise",
+    "l2_ratio": "l2_ratio",
+}
 
 
 @_documented
@@ -409,7 +416,7 @@ class PruningSettings:
         at_least=0,
         at_most=1,
     )
-    by: str = _name("loss", "What the blocks are chosen by.", CRITERIA)
+    by: str = _name("loss", "What the blocks are chosen by.", tuple(CRITERIA))
     compare: bool = _field(True, "Measure the curves of the other criteria, too.", bool)
     statistics: bool = _field(
         True, "Measure the statistics of batch normalization again on training images.", bool

@@ -34,8 +34,7 @@ from tfresidual.report.study import images_text
 from tfresidual.sources import chain as chain_of
 from tfresidual.sources.keras_file import model_in
 from tfresidual.surgery.planning import Goal
-from tfresidual.surgery.pruning import REMOVED, STATISTICS, TUNED, WHOLE, Judge, measure_statistics
-from tfresidual.surgery.statistics import normalizations_of
+from tfresidual.surgery.pruning import TUNED, Judge, planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -188,15 +187,10 @@ def _plan(folder, model, by, origin, validation, test, console):
 
 def _made(folder, model, chain, frame, origin, settings, train, validation, test, console):
     """Returns the smaller network and the frame of `tfresidual.surgery.prune`."""
-    made = surgery.without_blocks(model, frame)
-    frame = frame.copy()
-    frame.insert(0, "what", [WHOLE, *[REMOVED] * (len(frame) - 1)])
     judge = Judge(chain, test)
-    if origin.statistics and normalizations_of(made):
-        say(console, "measuring the statistics of batch normalization again")
-        keras.utils.set_random_seed(settings.seed)
-        measure_statistics(made, datasets.plain(train))
-        frame = judge.added(frame, made, STATISTICS)
+    say(console, f"making the network of {int(frame['blocks_left'].iloc[-1])} blocks")
+    keras.utils.set_random_seed(settings.seed)
+    made, frame = planned(model, frame, datasets.plain(train), judge, origin.statistics)
     if origin.tuning_epochs:
         say(console, f"training without the blocks: {origin.tuning_epochs} epochs")
         keras.utils.set_random_seed(settings.seed)

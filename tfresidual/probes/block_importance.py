@@ -11,20 +11,13 @@ from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_int
 from tfresidual.definitions.declarations import ZERO, Column, Drawing, Figure, Line, Panel, Probe
 from tfresidual.definitions.metrics import change_of, cosine_distance_and_angle, norm, ratio
+from tfresidual.definitions.settings import CRITERIA
 from tfresidual.probes.drop_blocks import drop_blocks
 from tfresidual.probes.first_order import first_order_values
 from tfresidual.probes.measure import measure
 from tfresidual.probes.predictions import scored_chain
-from tfresidual.routing.chain import VALID_POSITIONS
+from tfresidual.routing.block_values import shown_states, stacked
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
-from tfresidual.routing.positions import (
-    check_positions,
-    each_position,
-    only_counted,
-    valid_images,
-    valid_positions,
-    without_padding,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,14 +26,6 @@ if TYPE_CHECKING:
     from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
 
-# The column by which a criterion orders the blocks; the lowest one is needed least.
-CRITERIA = {
-    "loss": "cross_entropy_rise",
-    "influence": "influence",
-    "angular": "angular_distance",
-    "first_order": "predicted_rise",
-    "l2_ratio": "l2_ratio",
-}
 OF_STATES = ("influence", "angular_distance", "l2_ratio")
 OF_LOSS = ("error_rise", "error_rise_se", "cross_entropy_rise", "cross_entropy_rise_se")
 PLACE = ("stage", "block")
@@ -229,13 +214,7 @@ def turn_values(chain, images, labels, run=1, per_position=False):
     del labels
     chain = chain.given(images)
     pairs, _ = chain.walk(chain.stem(images))
-    if per_position:
-        check_positions(chain, [state for pair in pairs for state in pair])
-    clean = without_padding(chain)
-
-    def shown(state):
-        return each_position(clean(state)) if per_position else clean(state)
-
+    shown = shown_states(chain, pairs, per_position)
     blocks, rows = chain.blocks, []
     undefined = ops.full_like(norm(shown(pairs[0][0])), float("nan"))
     for index, (block, pair) in enumerate(zip(blocks, pairs, strict=True)):
@@ -251,10 +230,4 @@ def turn_values(chain, images, labels, run=1, per_position=False):
             ends = map(shown, (pair[0], pairs[index + run - 1][1]))
             _, row["angular_distance"] = cosine_distance_and_angle(*ends)
         rows.append(row)
-    found = {name: ops.stack([row[name] for row in rows], axis=1) for name in OF_STATES}
-    first = pairs[0][0]
-    if per_position:
-        shape = (*ops.shape(first)[:2], len(rows))
-        found = {name: ops.reshape(value, shape) for name, value in found.items()}
-    found = only_counted(found, valid_images(chain), None, OF_STATES)
-    return found | ({VALID_POSITIONS: valid_positions(chain, first)} if per_position else {})
+    return stacked(chain, pairs[0][0], rows, OF_STATES, None, per_position, OF_STATES)

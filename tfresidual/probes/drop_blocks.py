@@ -11,7 +11,7 @@ from tfresidual.definitions.arguments import check_bool, check_choice, check_int
 from tfresidual.definitions.declarations import LINES, Column, Figure, Level, Probe, over_blocks
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.fills import FILLS, ZERO, filled, route_with_fill
-from tfresidual.probes.measure import joined_splits, standard_error, weighted_mean
+from tfresidual.probes.measure import joined_splits, rise_over, weighted_mean
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_scored
 from tfresidual.routing.routes import drop
@@ -178,13 +178,7 @@ def compared_with_whole(frame, values, first):
         whole = float(weighted_mean(part.wrong[0], part.weights))
         columns["unperturbed_error"] += [whole] * len(rows)
         for name, each in (("error", part.wrong), ("cross_entropy", part.cross_entropy)):
-            # Losses of networks that explode.
-            with np.errstate(invalid="ignore"):
-                rises = (each[places].astype(np.float64) - each[0]).T
-                found = {
-                    f"{name}_rise": weighted_mean(rises, part.weights),
-                    f"{name}_rise_se": standard_error(rises, part.weights),
-                }
-            for column, numbers in found.items():
+            rises = rise_over(each[places].T, each[0], part.weights)
+            for column, numbers in zip((f"{name}_rise", f"{name}_rise_se"), rises, strict=True):
                 columns.setdefault(column, []).extend(np.where(has_route, numbers, np.nan))
     return frame.assign(**columns)

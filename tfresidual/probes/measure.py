@@ -186,6 +186,19 @@ def standard_error(values: ArrayLike, weights: Array) -> Any:
     return np.sqrt(images / (images - 1) * squares.sum(axis=0))
 
 
+def rise_over(values: ArrayLike, whole: ArrayLike, weights: Array) -> tuple[Any, Any]:
+    """Returns how much the means of values over the first axis are above that of `whole`.
+
+    And the standard errors of these differences, over the same images. `whole` is `(images,)`.
+    """
+    values = np.asarray(values, np.float64)
+    whole = np.asarray(whole, np.float64).reshape(-1, *[1] * (values.ndim - 1))
+    # Losses of networks that explode.
+    with np.errstate(invalid="ignore"):
+        rises = values - whole
+        return weighted_mean(rises, weights), standard_error(rises, weights)
+
+
 def block_places(chain):
     """Returns a frame with a row per block of a chain."""
     rows = [(block.stage, block.index) for block in chain.blocks]

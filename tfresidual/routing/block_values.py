@@ -66,6 +66,21 @@ def perturbation_values(chain, images, labels, per_position=False, plain=False):
 
 def _values(chain, pairs, gradients, names, is_counted, per_position, plain):
     """Returns some metrics of a batch from pairs of states, and the gradients at each pair."""
+    shown = shown_states(chain, pairs, per_position)
+    values = [
+        values_of_block(block.keeps_shape, *map(shown, (*pair, *of_block)), plain=plain)
+        for block, pair, of_block in zip(chain.blocks, pairs, gradients, strict=True)
+    ]
+    first = pairs[0][0]
+    result = stacked(chain, first, values, names, is_counted, per_position, STATE_METRICS)
+    if IN_RANGE in values[0]:
+        is_right = ops.all(ops.stack([value[IN_RANGE] for value in values]), axis=0)
+        result[IN_RANGE] = ops.all(ops.reshape(is_right, (ops.shape(first)[0], -1)), axis=1)
+    return result
+
+
+def shown_states(chain, pairs, per_position):
+    """Returns the function of a state that clears padding and, if asked for, splits positions."""
     if per_position:
         check_positions(chain, [state for pair in pairs for state in pair])
     clean = without_padding(chain)
@@ -75,21 +90,21 @@ def _values(chain, pairs, gradients, names, is_counted, per_position, plain):
             return None
         return each_position(clean(state)) if per_position else clean(state)
 
-    values = [
-        values_of_block(block.keeps_shape, *map(shown, (*pair, *of_block)), plain=plain)
-        for block, pair, of_block in zip(chain.blocks, pairs, gradients, strict=True)
-    ]
+    return shown
+
+
+def stacked(chain, first, values, names, is_counted, per_position, of_states):
+    """Returns the values of all blocks by name, see `block_values`, from dicts of those of each.
+
+    `first` is the first state of the batch; for `of_states` see `only_counted`.
+    """
     result = {name: ops.stack([value[name] for value in values], axis=1) for name in names}
-    first = pairs[0][0]
     if per_position:
         shape = (*ops.shape(first)[:2], len(values))
         result = {name: ops.reshape(value, shape) for name, value in result.items()}
-    result = only_counted(result, valid_images(chain), is_counted, STATE_METRICS)
+    result = only_counted(result, valid_images(chain), is_counted, of_states)
     if per_position:
         result[VALID_POSITIONS] = valid_positions(chain, first)
-    if IN_RANGE in values[0]:
-        is_right = ops.all(ops.stack([value[IN_RANGE] for value in values]), axis=0)
-        result[IN_RANGE] = ops.all(ops.reshape(is_right, (ops.shape(first)[0], -1)), axis=1)
     return result
 
 

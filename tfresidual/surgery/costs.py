@@ -23,7 +23,7 @@ class Costs:
     """
 
     def __init__(self, model, inputs, batch_sizes):
-        self.inputs = inputs
+        self.model, self.inputs = model, inputs
         self.whole = {size: _Timed(model, _of_size(inputs, size)) for size in batch_sizes}
 
     def of(self, model):
@@ -33,20 +33,31 @@ class Costs:
         graph is not known. Of several calls the shortest counts. Calls of the whole model are timed
         in between, since the machine may have something else to do.
         """
-        found = {"parameters": model.count_params(), "flops": flops_of(model, self.inputs)}
-        for size, whole in self.whole.items():
-            timed = _Timed(model, _of_size(self.inputs, size))
+        timed = {size: _Timed(model, _of_size(self.inputs, size)) for size in self.whole}
+        for size, one in timed.items():
             begun, calls = time.perf_counter(), 0
             while calls < CALLS or time.perf_counter() - begun < SECONDS:
-                timed.call()
-                whole.call()
+                one.call()
+                self.whole[size].call()
                 calls += 1
-            found[name_of(size)] = timed.milliseconds
-        return found
+        return self._counted(model, timed) | _times_of(timed)
 
     def of_whole(self):
+        """Returns `parameters` and `flops` of the whole model."""
+        return self._counted(self.model, self.whole)
+
+    def times_of_whole(self):
         """Returns the times of the whole model, the shortest so far."""
-        return {name_of(size): timed.milliseconds for size, timed in self.whole.items()}
+        return _times_of(self.whole)
+
+    def _counted(self, model, timed):
+        # A function that is timed with a batch of 1 need not be traced again.
+        flops = flops_in(timed[1].function.graph) if 1 in timed else flops_of(model, self.inputs)
+        return {"parameters": model.count_params(), "flops": flops}
+
+
+def _times_of(timed):
+    return {name_of(size): one.milliseconds for size, one in timed.items()}
 
 
 def name_of(size):
@@ -73,7 +84,11 @@ class _Timed:
 
 def flops_of(model, inputs):
     """Returns the FLOPs of one image, see `Costs.of`."""
-    graph = _function_of(model, _of_size(inputs, 1)).graph
+    return flops_in(_function_of(model, _of_size(inputs, 1)).graph)
+
+
+def flops_in(graph):
+    """Returns the FLOPs of the operations of a graph, see `Costs.of`."""
     operations = _operations_of(graph)
     counts = [_COUNTS[one.type](one) for one in operations if one.type in _COUNTS]
     return 2.0 * sum(counts) if None not in counts else math.nan

@@ -24,7 +24,7 @@ from tfresidual.definitions.chance import noise_at
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.block_importance import CRITERIA, block_importance
 from tfresidual.probes.convergence_indices import chance_error, images_of
-from tfresidual.probes.measure import standard_error, weighted_mean
+from tfresidual.probes.measure import rise_over, weighted_mean
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.batches import batches_of, no_images
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit, check_scored
@@ -193,6 +193,8 @@ class Goal:
 
     def speed_of(self, rows):
         """Returns how many times as fast as that of the first row the network of the last is."""
+        if len(rows) == 1:
+            return 1.0
         name = name_of(self.timed)
         return rows[0][name] / rows[-1][name]
 
@@ -270,6 +272,7 @@ class _Planner:
         if batch is None:
             raise no_images(data)
         self.costs, self.refusal = Costs(model, batch[0], batch_sizes), None
+        self.whole = self._evaluated([self.without([])])
 
     def without(self, units):
         """Returns the route without some units."""
@@ -305,9 +308,11 @@ class _Planner:
 
     def _losses(self, asked):
         """Returns the cross-entropies of routes on the images that are chosen on."""
-        found = evaluate(self.chain, self.data, asked, memory_limit=self.memory_limit)
-        with np.errstate(invalid="ignore"):
-            return weighted_mean(found.cross_entropy.T, found.weights)
+        found = self._evaluated(asked)
+        return weighted_mean(found.cross_entropy.T, found.weights)
+
+    def _evaluated(self, asked):
+        return evaluate(self.chain, self.data, asked, memory_limit=self.memory_limit)
 
     def _values(self, gone, left):
         """Returns the values of the criterion of units in the network without those that went."""
@@ -330,7 +335,7 @@ class _Planner:
 
     def until(self, goal, steps, advance):
         """Returns pairs of the units that go and a row of the frame, until a goal is met."""
-        rows = [self._row((), ((0, 0),), math.nan)]
+        rows = [self._row(0, ((0, 0),), 0, math.nan, self.whole) | self.costs.of_whole()]
         if goal.most_error is not None:
             self._check_chance(goal.most_error)
         gone, answer = [], None
@@ -339,12 +344,16 @@ class _Planner:
                 unit, value = steps.send(answer)
             except StopIteration:
                 break
-            row = self._row(gone, unit, value)
-            rows[0] |= self.costs.of_whole()
-            answer = row is not None
-            if not answer:
+            route = self.without([*gone, unit])
+            try:
+                made = rerouted(self.model, self.chain, route, "copy")
+            except ArgumentError as error:
+                self.refusal, answer = error, False
                 continue
-            rows.append(row)
+            answer, found = True, self._evaluated([route])
+            row = self._row(len(gone) + 1, unit, len(unit), value, found)
+            rows.append(row | self.costs.of(made))
+            rows[0] |= self.costs.times_of_whole()
             if goal.is_exceeded(rows):
                 rows.pop()
                 break
@@ -377,8 +386,7 @@ class _Planner:
 
     def _check_chance(self, most_error):
         """Raises a `ValueError` for a network that guesses, whose error cannot rise."""
-        route = routes.unperturbed(self.chain)
-        found = evaluate(self.chain, self.data, [route], memory_limit=self.memory_limit)
+        found = self.whole
         error = float(weighted_mean(found.wrong[0], found.weights))
         chance = chance_error("uniform", found)
         if not error < chance - noise_at(chance, images_of(found.weights)):
@@ -389,44 +397,40 @@ class _Planner:
                 most_error,
             )
 
-    def _row(self, gone, unit, value):
-        """Returns what is known before the test of the network that a step leaves, or `None`."""
-        (stage, block), *others = unit
-        is_whole = stage == 0
-        route = self.without(gone if is_whole else [*gone, unit])
-        try:
-            made = self.model if is_whole else rerouted(self.model, self.chain, route, "copy")
-        except ArgumentError as error:
-            self.refusal = error
-            return None
-        found = evaluate(self.chain, self.data, [route], memory_limit=self.memory_limit)
-        blocks = 0 if is_whole else 1 + len(others)
+    def _row(self, step, unit, blocks, value, found):
+        """Returns what is known of a step before the test, from what a network does on `data`."""
         return {
-            **dict(
-                zip(PLAN_COLUMNS, (len(gone) + 1 - is_whole, stage, block, blocks), strict=True)
-            ),
+            **dict(zip(PLAN_COLUMNS, (step, *unit[0], blocks), strict=True)),
             "value": value,
-            "blocks_left": route.applications,
             "error_selection": float(weighted_mean(found.wrong[0], found.weights)),
-        } | self.costs.of(made)
+        }
 
     def judged(self, rows, test):
         """Returns the frame of a plan, with what its networks do on other images."""
         units, rows = zip(*rows, strict=True)
         asked = [self.without(units[1 : end + 1]) for end in range(len(units))]
         found = evaluate(self.chain, test, asked, memory_limit=self.memory_limit)
-        wrong, weights = found.wrong.astype(np.float64).T, found.weights
-        rises = wrong - wrong[:, :1]
-        with np.errstate(invalid="ignore"):
-            columns = {
-                "error": weighted_mean(wrong, weights),
-                "cross_entropy": weighted_mean(found.cross_entropy.T, weights),
-                "error_rise": weighted_mean(rises, weights),
-                "error_rise_se": standard_error(rises, weights),
-            }
-        frame = pd.DataFrame(rows).assign(**columns)
+        columns = outcome(found, found.wrong[0])
+        left = [route.applications for route in asked]
+        frame = pd.DataFrame(rows).assign(blocks_left=left, **columns)
         first = [*PLAN_COLUMNS, "value", "blocks_left", *columns, "error_selection"]
         return frame[[*first, *frame.columns.drop(first)]]
+
+
+def outcome(found, whole):
+    """Returns the columns of a plan that judge the routes of `RouteValues`.
+
+    Args:
+        found: the values.
+        whole: on which of these images the whole network is wrong.
+    """
+    rise, noise = rise_over(found.wrong.T, whole, found.weights)
+    return {
+        "error": weighted_mean(found.wrong.T, found.weights),
+        "cross_entropy": weighted_mean(found.cross_entropy.T, found.weights),
+        "error_rise": rise,
+        "error_rise_se": noise,
+    }
 
 
 def _known(value):

@@ -11,12 +11,11 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int, check_number
-from tfresidual.probes.measure import standard_error, weighted_mean
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.batches import batches_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.surgery.models import chain_of, without_blocks
-from tfresidual.surgery.planning import halves, plan
+from tfresidual.surgery.planning import halves, outcome, plan
 from tfresidual.surgery.statistics import UPDATES, normalizations_of, update_statistics
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def prune(
             of `data`, if there is some.
         epochs: int, 0 or more, of training after it.
         optimizer: for this training; by default a new one with the configuration of that of
-            `model`, with the learning rate it has now.
+            `model`: with the learning rate it has now, or its schedule from the first step on.
         distil: float from 0 to 1, the share of the predictions of `model` in the labels of this
             training. The loss is then the cross-entropy with (1 - distil) label + distil prediction
             whatever `model` was compiled with; for outputs that are one row of classes per image.
@@ -128,21 +127,37 @@ def prune(
         memory_limit=memory_limit,
         progress=progress,
     )
-    made = without_blocks(model, frame)
-    frame.insert(0, "what", [WHOLE, *[REMOVED] * (len(frame) - 1)])
     judge = Judge(chain, test, memory_limit)
-    if statistics and normalizations_of(made):
-        measure_statistics(made, data)
-        frame = judge.added(frame, made, STATISTICS)
+    made, frame = planned(model, frame, data, judge, statistics)
     if epochs:
         _train(made, model, chain, data, test, epochs, optimizer, distil, callbacks, progress)
         frame = judge.added(frame, made, TUNED)
     return Pruned(made, frame)
 
 
-def measure_statistics(model, data):
-    """Gives a model the statistics of the first batches of the data, again and again."""
-    chain = chain_of(model)
+def planned(model, plan, data, judge, statistics):
+    """Returns the model that a plan leaves, and the frame of `prune` until then.
+
+    Args:
+        model: the whole network.
+        plan: the frame of the plan.
+        data: images for the statistics of batch normalization.
+        judge: a `Judge`.
+        statistics: whether they are measured again, if there are some.
+    """
+    made, frame = without_blocks(model, plan), plan.copy()
+    frame.insert(0, "what", [WHOLE, *[REMOVED] * (len(frame) - 1)])
+    if statistics and normalizations_of(made):
+        measure_statistics(made, data, judge.chain)
+        frame = judge.added(frame, made, STATISTICS)
+    return made, frame
+
+
+def measure_statistics(model, data, chain):
+    """Gives a model the statistics of the first batches of the data, again and again.
+
+    `chain` is that of a network with the same inputs.
+    """
 
     def batches():
         while True:
@@ -162,19 +177,12 @@ class Judge:
     """
 
     def __init__(self, chain, test, memory_limit=MEMORY_LIMIT):
-        self.test, self.memory_limit = test, memory_limit
-        self.whole = self._values(chain)
+        self.chain, self.test, self.memory_limit = chain, test, memory_limit
+        self.whole = self._values(chain).wrong[0]
 
     def added(self, frame, model, what):
         """Returns the frame of a plan with a row of what a network does now."""
-        found = self._values(chain_of(model))
-        wrong, whole = (one.wrong[0].astype(np.float64) for one in (found, self.whole))
-        numbers = {
-            "error": weighted_mean(wrong, found.weights),
-            "cross_entropy": weighted_mean(found.cross_entropy[0], found.weights),
-            "error_rise": weighted_mean(wrong - whole, found.weights),
-            "error_rise_se": standard_error(wrong - whole, found.weights),
-        }
+        numbers = outcome(self._values(chain_of(model)), self.whole)
         last = frame.iloc[[-1]].assign(
             what=what, stage=0, block=0, blocks=0, value=np.nan, error_selection=np.nan, **numbers
         )
@@ -216,7 +224,6 @@ def _checked_training(model, epochs, optimizer, distil, callbacks):
 def _train(made, model, chain, data, test, epochs, optimizer, distil, callbacks, progress):
     """Trains a smaller model further, on labels that hold a share of the predictions of another."""
     if optimizer is not None:
-        made.compile_from_config(model.get_compile_config())
         made.optimizer = optimizer
     options = {"epochs": epochs, "callbacks": list(callbacks), "verbose": "auto" if progress else 0}
     if not distil:
