@@ -15,6 +15,7 @@ from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import networks, routes, surgery, training
+from tfresidual.routing.agreement import sample_images
 
 pytestmark = pytest.mark.eager
 
@@ -88,6 +89,25 @@ def test_a_model_equals_one_made_by_hand(inputs, skip, weights):
             np.testing.assert_array_equal(weight, value)
 
 
+def test_one_output_of_several():
+    """It alone is there, compiled with its loss."""
+    model, pooling = by_hand(), layers.GlobalAveragePooling2D()
+    middle = layers.Dense(3, activation="softmax")(pooling(model.get_layer("add1").output))
+    both = keras.Model(model.input, {"deep": model.output, "middle": middle})
+    both.compile("adam", {"deep": "sparse_categorical_crossentropy", "middle": "mse"})
+    found = surgery.without_blocks(both, [(1, 3)], output="deep")
+    images = images_of(model)[0]
+    np.testing.assert_array_equal(found(images), by_hand((3,))(images))
+    assert isinstance(found.optimizer, keras.optimizers.Adam)
+    assert found.loss == "sparse_categorical_crossentropy"
+    with refused("model"):
+        surgery.without_blocks(both, [(1, 3)])
+    with refused("model"):
+        surgery.plan(both, (images, [0, 1, 2]), blocks=1)
+    with refused("output"):
+        surgery.without_blocks(both, [(1, 3)], output=["deep", "middle"])
+
+
 def test_routes_that_repeat_and_reorder():
     model, images = by_hand(), images_of(by_hand())[0]
     order = [3, 0, 2, 1]
@@ -112,10 +132,10 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_residual_networks(name):
+@pytest.mark.parametrize("options", NETWORKS.values(), ids=NETWORKS)
+def test_residual_networks(options):
     """One of fewer blocks, with its configuration, which computes what the route does."""
-    net = random_network(blocks=4, widths=(4, 8), **NETWORKS[name])
+    net = random_network(blocks=4, widths=(4, 8), **options)
     net.compile("sgd", "sparse_categorical_crossentropy")
     chain = tfr.chain(net)
     first = next(block for block in chain.stages[1].blocks if block.keeps_shape)
@@ -128,7 +148,7 @@ def test_residual_networks(name):
     assert found.compiled
     labels = np.arange(3) % net.classes
     assert np.isfinite(found.fit(images, labels, verbose=0).history["loss"][0])
-    if name == "shared":
+    if "share_from" in options:
         # `share_from` is the same for all stages.
         with refused("blocks"):
             surgery.without_blocks(net, blocks[:1])
@@ -210,21 +230,30 @@ def test_published_architectures_and_their_files(name, tmp_path):
     images = RNG.normal(size=(2, 32, 32, 3)).astype("float32")
     expected = routes.follow(chain, routes.drop(chain, *blocks))(images)
     np.testing.assert_allclose(found(images, training=False), expected, rtol=1e-3, atol=1e-5)
-    found.save(tmp_path / "smaller.keras")
-    np.savez(tmp_path / "images.npz", images=images, outputs=found(images, training=False))
-    script = tmp_path / "opens.py"
+    opened_elsewhere(found, images, tmp_path, "model.fit(given, np.array([0, 1]), verbose=0)")
+
+
+def opened_elsewhere(model, given, folder, then, imports=""):
+    """Saves a model, which a process without this package opens and calls."""
+    model.save(folder / "smaller.keras")
+    np.savez(folder / "inputs.npz", *keras.tree.flatten(given))
+    given = keras.tree.pack_sequence_as(model.input, keras.tree.flatten(given))
+    outputs = keras.tree.flatten(model(given, training=False))
+    np.savez(folder / "outputs.npz", *map(np.asarray, outputs))
+    script = folder / "opens.py"
     script.write_text(
-        "import sys, keras, numpy as np\n"
+        f"import sys, keras, numpy as np{imports}\n"
         "model = keras.saving.load_model('smaller.keras')\n"
-        "data = np.load('images.npz')\n"
-        "found = model(data['images'], training=False)\n"
-        "np.testing.assert_allclose(found, data['outputs'], rtol=1e-5)\n"
-        "model.fit(data['images'], np.array([0, 1]), verbose=0)\n"
+        "given = keras.tree.pack_sequence_as(model.input, list(np.load('inputs.npz').values()))\n"
+        "found = keras.tree.flatten(model(given, training=False))\n"
+        "for one, other in zip(found, np.load('outputs.npz').values(), strict=True):\n"
+        "    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)\n"
+        f"{then}\n"
         "assert not any(name.startswith('tfresidual') for name in sys.modules)\n"
     )
     # Not `processes.run`, whose processes have imported this package.
     command = [sys.executable, str(script)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -232,7 +261,7 @@ def test_published_architectures_and_their_files(name, tmp_path):
     "name",
     [n if n == "BertTextClassifier" else pytest.param(n, marks=pytest.mark.nightly) for n in HUB],
 )
-def test_models_of_keras_hub_have_fewer_layers(name):
+def test_models_of_keras_hub_have_fewer_layers(name, tmp_path):
     from sources import zoo
 
     model = zoo.build(name)
@@ -245,6 +274,12 @@ def test_models_of_keras_hub_have_fewer_layers(name):
     found = surgery.without_blocks(model, blocks, **HUB[name])
     assert type(found) is type(model)
     assert found.count_params() < model.count_params()
+    images = keras.tree.map_structure(np.asarray, sample_images(chain))
+    expected = routes.follow(chain, routes.drop(chain, *blocks))(images)
+    outputs = found(images, training=False)
+    outputs = outputs[HUB[name]["output"]] if HUB[name] else outputs
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+    opened_elsewhere(found, images, tmp_path, "", ", keras_hub")
     if len(blocks) > 1:
         with refused("blocks"):
             surgery.without_blocks(model, blocks[:1], **HUB[name])

@@ -32,11 +32,18 @@ def measured(chain, batch, gone):
     return rows["cross_entropy"].mean(), rows["error"].to_numpy(float)
 
 
-@pytest.mark.parametrize("by", CRITERIA)
+@pytest.mark.eager
+@pytest.mark.parametrize(
+    "by",
+    [
+        pytest.param(by, marks=() if by in ("loss", "first_order") else pytest.mark.nightly)
+        for by in CRITERIA
+    ],
+)
 def test_a_plan_takes_what_is_needed_least_and_measures_again(by):
     """Step by step, by calls of probes on the smaller model; judged on other images."""
     net, batch, test = net_and_batches()
-    plan = surgery.plan(net, batch, blocks=3, by=by, test=test, batch_sizes=(1,))
+    plan = surgery.plan(net, batch, blocks=3, by=by, test=test, batch_sizes=())
     chain, gone, whole = tfr.chain(net), [], measured(tfr.chain(net), test, [])[1]
     for row in plan.itertuples():
         if row.step:
@@ -64,9 +71,10 @@ def test_a_plan_takes_what_is_needed_least_and_measures_again(by):
     smaller = surgery.without_blocks(net, plan)
     assert smaller.count_params() == plan["parameters"].iloc[-1] < net.count_params()
     assert plan["blocks_left"].tolist() == [6, 5, 4, 3]
-    assert (plan["flops"].diff().dropna() < 0).all() and (plan["milliseconds_1"] > 0).all()
+    assert (plan["flops"].diff().dropna() < 0).all()
 
 
+@pytest.mark.eager
 def test_all_subsets():
     """None of the same size has a lower cross-entropy; and the order within it is by what costs."""
     net, batch, test = net_and_batches()
@@ -84,15 +92,11 @@ def test_all_subsets():
 
 def test_where_a_plan_ends():
     net, batch, test = trained(), digits(200, 3), digits(100, 2)
-    rises = [0.35, 0.5]
-    plans = [surgery.plan(net, batch, most_error=v, test=test, batch_sizes=()) for v in rises]
-    for most, plan in zip(rises, plans, strict=True):
-        errors = plan["error_selection"].to_numpy()
-        assert (errors[1:] - errors[0] <= most).all() and len(errors) > 1
+    plan = surgery.plan(net, batch, most_error=0.5, test=test, batch_sizes=())
     longer = surgery.plan(net, batch, blocks=4, test=test, batch_sizes=())
-    pd.testing.assert_frame_equal(longer.iloc[: len(plans[1])], plans[1])
-    after = longer["error_selection"].iloc[len(plans[1])]
-    assert after - longer["error_selection"].iloc[0] > rises[1]
+    pd.testing.assert_frame_equal(longer.iloc[: len(plan)], plan)
+    rises = (longer["error_selection"] - longer["error_selection"].iloc[0]).to_numpy()
+    assert len(plan) > 1 and (rises[: len(plan)] <= 0.5).all() and rises[len(plan)] > 0.5
     fast = surgery.plan(net, batch, speed=1.001, test=test, batch_sizes=(4, 64))
     assert fast["milliseconds_64"].iloc[0] / fast["milliseconds_64"].iloc[-1] >= 1.001
     with refused("speed"):

@@ -15,6 +15,8 @@ from tfresidual.routing import routes
 from tfresidual.routing.agreement import allowed_difference, difference, sample_images
 from tfresidual.routing.outputs import named_outputs
 from tfresidual.routing.routes import Route
+from tfresidual.sources.graph import has_graph
+from tfresidual.sources.one_output import with_output
 from tfresidual.surgery.configured import configured_model
 from tfresidual.surgery.graphs import functional_model, refusal
 from tfresidual.surgery.networks import is_shorter, shorter_network
@@ -59,8 +61,8 @@ def without_blocks(
             `tfresidual.surgery.plan`.
         weights: `"copy"` for layers of its own, `"share"` for the layers of `model`, in a plain
             functional model.
-        output: which output the blocks lead to, of a model of keras-hub with several, see
-            `tfresidual.chain`.
+        output: which output the blocks lead to, of a model with several, see `tfresidual.chain`.
+            A plain functional model has this output alone, and its loss.
 
     Raises:
         ValueError: if an argument cannot be used, or a block cannot be taken out, with the reason.
@@ -146,27 +148,35 @@ def rerouted(
     (route,) = routes.checked_routes(chain, [route])
     if any(application.scale != 1 for stage in route.stages for application in stage):
         raise ArgumentError("blocks", "be a route without scaled branches", said=f"{route}")
-    made = None
+    made, whole = None, model
     if weights == "copy" and type(model) is ResidualNetwork and is_shorter(route):
         made = shorter_network(model, chain, route)
     elif weights == "copy":
         made = configured_model(model, chain, route)
     if made is None:
+        if output is not None and has_graph(model) and len(model.outputs) > 1:
+            (model, _), output = with_output(model, output), None
         made = functional_model(model, chain, route, weights)
     _verify(made, chain, route, output)
     if model.compiled and not made.compiled:
-        _compile(made, model)
+        _compile(made, model, whole)
     return made
 
 
-def _compile(made, model):
-    """Compiles a model like another one, or warns that it is not compiled."""
+def _compile(made, model, whole):
+    """Compiles a model like another one, or warns that it is not compiled.
+
+    `whole` is the model of which `model` has one output; the optimizer is the one of `whole`.
+    """
     reason = "its `compile` is its own"
     try:
         with warnings.catch_warnings():
             # Keras warns of models that are loaded, which is another matter.
             warnings.simplefilter("ignore")
-            made.compile_from_config(model.get_compile_config())
+            config = model.get_compile_config()
+            if whole is not model:
+                config["optimizer"] = whole.get_compile_config()["optimizer"]
+            made.compile_from_config(config)
     except Exception as error:
         # Losses and metrics written by others may not be made from their configuration.
         reason = str(error)
@@ -186,6 +196,15 @@ def chain_of(model, weights="copy", output=None):
             "be a `keras.Model`",
             said=f"model={model!r} of type {type(model).__name__}",
         )
+    if output is None and has_graph(model) and len(model.outputs) > 1:
+        raise ArgumentError(
+            "model",
+            "have one output, as `keras.Model(model.inputs, model.outputs[0])` has; argument "
+            "`output` of `tfresidual.surgery.without_blocks` chooses one of several",
+            said=f"{model.name} with {len(model.outputs)} outputs",
+        )
+    if isinstance(output, (list, tuple)):
+        raise ArgumentError("output", "be one output", output)
     return sources.chain(model, output=output)
 
 
