@@ -53,7 +53,8 @@ RECURRENT = ["coupling 0", *COUPLED]
 WIDTHS = {
     "smoke": (4, 4),
     "small": (4, 8),
-    "trained": (8, 8),
+    # In bfloat16, on a core with AMX, as fast as 8 channels in float32, and learns more.
+    "trained": (16, 16),
     "paper": (8, 16, 32, 64),
 }
 SEEDS = {"smoke": 1, "small": 2, "paper": 6}
@@ -68,7 +69,7 @@ COMMON = {
     # The paper does not print the batch size; 128 is that of the other papers' recipes.
     "paper": {"batch_size": 128, "validation": 5000},
 }
-COMMON["trained"] = {"batch_size": 128, "recipe": "one_cycle", "epochs": 7}
+COMMON["trained"] = {"batch_size": 128, "recipe": "one_cycle", "epochs": 6}
 # Other data at the size `trained`. With the rate of CIFAR-10, MNIST was not learnt at all.
 OTHERWISE = {
     "MNIST": {"recipe": "mnist", "batch_size": 64, "epochs": 2, "train_size": 54_000},
