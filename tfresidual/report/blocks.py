@@ -97,7 +97,7 @@ def blocks_section(
         "Which blocks can go?",
         "What does the network lose without one of its blocks?",
         frame=found,
-        reading="costs is the rise of the error without this block alone, in points, with two "
+        reading="Costs are the rise of the error without this block alone, in points, with two "
         "standard errors over the same images. A block can go if that is certainly below one "
         "point, and is needed if it is certainly above. Two blocks may cost nothing one by one, "
         "and much together.",

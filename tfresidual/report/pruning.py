@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
 from tfresidual import plots
 from tfresidual.definitions.chance import STANDARD_ERRORS
 from tfresidual.report.alt_text import numbers_text
@@ -24,9 +26,9 @@ def pruning_sections(
         chosen_on: what the blocks were chosen on, such as "2,000 validation images", or `None`.
         judged_on: what the networks were judged on.
     """
-    images = ", ".join(
-        f"{what} on {where}"
-        for what, where in (("chosen", chosen_on), ("judged", judged_on))
+    images = ", and ".join(
+        f"{where} {what}"
+        for what, where in (("to choose", chosen_on), ("for the errors", judged_on))
         if where
     )
     return [
@@ -44,16 +46,39 @@ def pruning_sections(
         Section(
             "The smaller network",
             "What went, in this order, and what did it cost?",
-            frame=frame,
-            reading="error_rise is the error minus that of the whole network on the same images, "
-            "with its standard error. value is that of the criterion, for the network before the "
-            "step. flops are those of one image, two per multiplication in convolutions and matrix "
-            "products; milliseconds are measured, the shortest of several calls. Blocks are "
-            "numbered as in the whole network.",
+            frame=_shown(frame),
+            reading="Costs are the rise of the error over that of the whole network, in points, "
+            "with two standard errors over the same images. FLOPs are those of one image, two per "
+            "multiplication in convolutions and matrix products; times are measured, the shortest "
+            "of several calls. Blocks are numbered as in the whole network.",
             images=images or None,
             finding=outcome_text(frame),
         ),
     ]
+
+
+def _shown(frame):
+    """Returns the frame as a table of few columns."""
+    is_gone = frame["blocks"] > 0
+    signed = [
+        f"{100 * rise:+.1f} \N{PLUS-MINUS SIGN} {100 * STANDARD_ERRORS * noise:.1f}"
+        for rise, noise in zip(frame["error_rise"], frame["error_rise_se"], strict=True)
+    ]
+    table = {
+        "what": frame["what"],
+        "stage": frame["stage"].astype("Int64").where(is_gone),
+        "block": frame["block"].astype("Int64").where(is_gone),
+        "blocks left": frame["blocks_left"],
+        "error": [f"{error:.1%}" for error in frame["error"]],
+        "costs": ["" if step == 0 else text for step, text in zip(frame["step"], signed, strict=True)],
+        "cross-entropy": frame["cross_entropy"],
+        "parameters": frame["parameters"],
+        "MFLOPs": frame["flops"] / 1e6,
+    }
+    for name in frame:
+        if name.startswith("milliseconds_"):
+            table[f"ms, batch {name.removeprefix('milliseconds_')}"] = frame[name]
+    return pd.DataFrame(table)
 
 
 def outcome_text(frame: Frame) -> str:
