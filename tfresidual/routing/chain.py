@@ -352,15 +352,23 @@ def _block_within(block, context):
     return dataclasses.replace(block, **functions)
 
 
-def checked_chain(chain):
-    """Returns a `Chain` of a model that has not changed since, or raises a `ValueError`."""
+def known_chain(chain):
+    """Returns a `Chain`, or raises a `ValueError`.
+
+    Whether its model has changed since takes long to find out; that is asked where it is run.
+    """
     if not isinstance(chain, Chain):
         raise ArgumentError(
             "chain",
             "be a `tfresidual.routing.Chain`, as `tfresidual.chain` returns it",
             said=f"chain={chain!r} of type {type(chain).__name__}",
         )
-    change = change_of(chain)
+    return chain
+
+
+def checked_chain(chain):
+    """Returns a `Chain` of a model that has not changed since, or raises a `ValueError`."""
+    change = change_of(known_chain(chain))
     if change is not None:
         raise ArgumentError(
             "chain",
