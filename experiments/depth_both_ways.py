@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import pandas as pd
-from drawing import kept_frames, panels, show, table, write_frames
+from drawing import kept_frames, panels, ranged, show, write_frames
 
 import tfresidual as tfr
 from tfresidual import datasets, probes, routes, surgery, training
@@ -41,6 +41,7 @@ KEPT = Path(__file__).parent / "frames" / "depth_both_ways"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 DEEP, RANDOM, SCRATCH, RULE = "deep", "random", "from scratch", "by the rule"
 REMOVED, STATISTICS, TUNED, TRAINED = "removed", "statistics", "fine-tuned", "trained"
+STEPS = (TRAINED, REMOVED, STATISTICS, TUNED)
 # The highest rates of the one-cycle schedule, of a training and of the epochs after it.
 RATE, TUNING_RATE = 0.2, 0.1
 
@@ -195,42 +196,38 @@ def even(blocks, stages):
 
 
 def tables(frames):
-    """Returns what is printed: errors by network and step, and the share that was regained."""
-    results = frames["results"]
-    errors = results.pivot_table("error", ["network"], "step", sort=False).reset_index()
-    spread = results.pivot_table("error", ["network"], "step", "std", sort=False).reset_index()
-    steps = [step for step in (REMOVED, STATISTICS, TRAINED, TUNED) if step in errors]
-    return [
-        table(errors, steps, percent=steps),
-        table(spread, steps, percent=steps),
-        regained(results),
-    ]
+    """Returns what is printed: a row per network, means over the seeds with their range."""
+    rows = frames["results"].merge(regained(frames["results"]), how="left")
+    found = {}
+    for name, here in rows.groupby("network", sort=False):
+        columns = {"blocks by stage": " / ".join(here.groupby("seed")["stages"].first())}
+        for step in STEPS:
+            errors = here.loc[here["step"] == step, "error"]
+            columns[step] = ranged(errors, percent=True) if len(errors) else ""
+        shares = here["regained"].dropna()
+        columns["regained"] = ranged(shares, percent=True) if len(shares) else ""
+        found[name] = columns
+    return [pd.DataFrame.from_dict(found, orient="index").rename_axis("network")]
 
 
 def regained(results):
-    """Returns how much of the lost accuracy each pruned network has after training, by seed."""
-    rows = results.set_index(["seed", "network", "step"])["error"]
-    found = []
-    for (seed, network), part in results.groupby(["seed", "network"], sort=False):
-        if REMOVED not in set(part["step"]):
-            continue
-        whole = rows[seed, DEEP, TRAINED]
-        lost = rows[seed, network, REMOVED] - whole
-        if not lost > 0:
-            # There is nothing to be regained.
-            continue
-        shares = {
-            step: (rows[seed, network, REMOVED] - rows[seed, network, step]) / lost
-            for step in (STATISTICS, TUNED)
-        }
-        found.append({"seed": seed, "network": network, "lost": lost} | shares)
-    columns = ["seed", "network", "lost", STATISTICS, TUNED]
-    found = pd.DataFrame(found, columns=columns)
-    return found.groupby("network", sort=False)[columns[2:]].mean()
+    """Returns the share of the accuracy lost by removal that training brings back, by seed."""
+    errors = results.pivot(index=["seed", "network"], columns="step", values="error")
+    whole = errors[TRAINED].xs(DEEP, level="network")
+    errors = errors.join(whole.rename("whole"), on="seed")
+    lost = errors[REMOVED] - errors["whole"]
+    # Where nothing was lost, there is nothing to be regained.
+    shares = ((errors[REMOVED] - errors[TUNED]) / lost.where(lost > 0)).rename("regained")
+    return shares.dropna().reset_index()
 
 
 def drawn(frames):
     """Returns the figures by name."""
+    results = frames["results"]
+    left = min(sum(map(int, stages.split())) for stages in results["stages"])
+    is_trained = results.groupby("network")["step"].transform(lambda steps: TRAINED in set(steps))
+    pruned, trained = results[~is_trained], results[results["step"] == TRAINED]
+    flat = pd.concat([trained.assign(step=step) for step in STEPS[1:]])
     plans = frames["plans"].assign(panel=[f"seed {seed}" for seed in frames["plans"]["seed"]])
     return {
         "depth_both_ways": panels(
@@ -243,7 +240,16 @@ def drawn(frames):
             percent=True,
             below="blocks left",
             beside="test error",
-        )
+        ),
+        "depth_both_ways_errors": panels(
+            pd.concat([pruned, flat]),
+            "step",
+            "error",
+            f"Test error with {left} blocks; flat: trained as it is",
+            line="network",
+            percent=True,
+            beside="test error",
+        ),
     }
 
 
