@@ -5,8 +5,9 @@
 Images of 32x32x3, widths 16, 32 and 64. *Whole / without*: the time of a batch at inference. The
 note gives the share of the time that is saved over the share of the FLOPs: 1 if blocks cost what
 their multiplications do. Beside a third of the blocks, all that can go: what then is left, the
-first convolution, the transitions and the classifier, is what a network without blocks costs. *Applied*: how many blocks `surgery.plan` applies to a batch to choose a
-third of them by the loss, each route by itself over the routes with what they share computed once.
+first convolution, the transitions and the classifier, is what a network without blocks costs.
+*Applied*: how many blocks `surgery.plan` applies to a batch to choose a third of them by the loss,
+each route by itself over the routes with what they share computed once.
 """
 
 import functools

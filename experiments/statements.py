@@ -98,9 +98,10 @@ TRAINED = {
     "representation* and *average pooling* have 24 channels and 10 epochs. Shared networks have 3 "
     "x 18 steps of 8 channels first, ResNet-38 3 x 6 blocks, 4 epochs. Blocks are shared from the "
     "sixth on.",
-    "IC": "3 x 16 blocks, 16 channels first: 6 epochs on 48,000 images of CIFAR-10 (JPEG q75), five "
-    "couplings, and two of them with bounded branches. MNIST, one stage of 16 blocks: 2 epochs, a "
-    "rate of 0.025 and batches of 64. Three digits of Digitclutter: 32,000 images, 8 epochs.",
+    "IC": "3 x 16 blocks, 16 channels first: 6 epochs on 48,000 images of CIFAR-10 (JPEG q75), "
+    "five couplings, and two of them with bounded branches. MNIST, one stage of 16 blocks: 2 "
+    "epochs, a rate of 0.025 and batches of 64. Three digits of Digitclutter: 32,000 images, 8 "
+    "epochs.",
     "PI": "4, 8, 16 and 32 blocks per section of 8, 16 and 32 channels, 4 epochs on 24,000 images. "
     "Decoupled weight decay of 0.02, so that the sum over the steps of rate times decay (3) is "
     "near that of 5e-4 over 200 epochs (3.9).",

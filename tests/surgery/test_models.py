@@ -257,6 +257,15 @@ def opened_elsewhere(model, given, folder, then, imports=""):
     assert done.returncode == 0, done.stderr
 
 
+def blocks_of_last_layer(chain):
+    """The blocks in the last of the layers of which there are several."""
+    level = next(
+        level for level in range(9) if len({id(block.inside[level]) for block in chain.blocks}) > 1
+    )
+    last = chain.blocks[-1].inside[level]
+    return [(b.stage, b.index) for b in chain.blocks if b.inside[level] is last]
+
+
 @pytest.mark.parametrize(
     "name",
     [n if n == "BertTextClassifier" else pytest.param(n, marks=pytest.mark.nightly) for n in HUB],
@@ -266,11 +275,7 @@ def test_models_of_keras_hub_have_fewer_layers(name, tmp_path):
 
     model = zoo.build(name)
     chain = tfr.chain(model, **HUB[name])
-    level = next(
-        level for level in range(9) if len({id(block.inside[level]) for block in chain.blocks}) > 1
-    )
-    last = chain.blocks[-1].inside[level]
-    blocks = [(b.stage, b.index) for b in chain.blocks if b.inside[level] is last]
+    blocks = blocks_of_last_layer(chain)
     found = surgery.without_blocks(model, blocks, **HUB[name])
     assert type(found) is type(model)
     assert found.count_params() < model.count_params()
@@ -283,6 +288,29 @@ def test_models_of_keras_hub_have_fewer_layers(name, tmp_path):
     if len(blocks) > 1:
         with refused("blocks"):
             surgery.without_blocks(model, blocks[:1], **HUB[name])
+
+
+@pytest.mark.parametrize(
+    "name", ["ViTBackbone", pytest.param("BertBackbone", marks=pytest.mark.nightly)]
+)
+def test_a_model_of_keras_hub_inside_of_another(name, tmp_path):
+    """A functional model that calls it has one of fewer layers."""
+    from sources import zoo
+
+    inner = zoo.build(name)
+    inputs = keras.tree.map_structure(
+        lambda one: keras.Input(one.shape[1:], dtype=one.dtype, name=one.name), inner.input
+    )
+    state = inner(inputs) if name == "ViTBackbone" else inner(inputs)["sequence_output"]
+    model = keras.Model(inputs, layers.Dense(3)(2 * state[:, 0]))
+    chain = tfr.chain(model)
+    blocks = blocks_of_last_layer(chain)
+    found = surgery.without_blocks(model, blocks)
+    images = keras.tree.map_structure(np.asarray, sample_images(chain))
+    expected = routes.follow(chain, routes.drop(chain, *blocks))(images)
+    given = keras.tree.pack_sequence_as(found.input, keras.tree.flatten(images))
+    np.testing.assert_allclose(found(given), expected, rtol=1e-5, atol=1e-5)
+    opened_elsewhere(found, images, tmp_path, "", ", keras_hub")
 
 
 def test_a_model_made_of_parts_of_a_chain_can_be_loaded(tmp_path):

@@ -61,8 +61,11 @@ def _shown(frame):
     """Returns the frame as a table of few columns."""
     is_gone = frame["blocks"] > 0
     signed = [
-        f"{100 * rise:+.1f} \N{PLUS-MINUS SIGN} {100 * STANDARD_ERRORS * noise:.1f}"
-        for rise, noise in zip(frame["error_rise"], frame["error_rise_se"], strict=True)
+        f"{100 * row.error_rise:+.1f} \N{PLUS-MINUS SIGN} "
+        f"{100 * STANDARD_ERRORS * row.error_rise_se:.1f}"
+        if row.step
+        else ""
+        for row in frame.itertuples()
     ]
     table = {
         "what": frame["what"],
@@ -70,7 +73,7 @@ def _shown(frame):
         "block": frame["block"].astype("Int64").where(is_gone),
         "blocks left": frame["blocks_left"],
         "error": [f"{error:.1%}" for error in frame["error"]],
-        "costs": ["" if step == 0 else text for step, text in zip(frame["step"], signed, strict=True)],
+        "costs": signed,
         "cross-entropy": frame["cross_entropy"],
         "parameters": frame["parameters"],
         "MFLOPs": frame["flops"] / 1e6,

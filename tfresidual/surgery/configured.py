@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import keras
+
+from tfresidual.sources.graph import has_graph
 from tfresidual.surgery.graphs import layers_of, steps_of
 
 # The entry of a configuration that counts the layers that are the blocks.
@@ -9,13 +12,49 @@ COUNT = "num_layers"
 
 
 def configured_model(model, chain, route):
-    """Returns a model of the same class with fewer layers, or `None` if that cannot be made.
+    """Returns a model with fewer layers than its configuration says, or `None`.
 
-    It is one of keras-hub, or a task with one inside, whose `num_layers` is the number of layers
-    that hold the blocks; a route that leaves out whole layers makes it smaller.
+    It is one of keras-hub, a task with one inside, or a functional model that calls one, whose
+    `num_layers` is the number of layers that hold the blocks; a route that leaves out whole layers
+    makes it smaller.
     """
-    if type(model).__module__.partition(".")[0] != "keras_hub":
-        return None
+    if _is_of_hub(model):
+        return _shorter(model, chain, route)
+    for layer in model.layers if has_graph(model) else ():
+        if not _is_of_hub(layer):
+            continue
+        own = set(map(id, layer._flatten_layers()))
+        if all(block.inside and id(block.inside[0]) in own for block in chain.blocks):
+            shorter = _shorter(layer, chain, route)
+            return None if shorter is None else _replaced(model, layer, shorter)
+    return None
+
+
+def _is_of_hub(layer):
+    is_model = isinstance(layer, keras.Model)
+    return is_model and type(layer).__module__.partition(".")[0] == "keras_hub"
+
+
+def _replaced(model, layer, other):
+    """Returns a copy of a functional model that calls another layer in the place of one."""
+    copies = []
+
+    def copy(own):
+        if own is layer:
+            return other
+        copies.append((own, type(own).from_config(own.get_config())))
+        return copies[-1][1]
+
+    made = keras.models.clone_model(model, clone_function=copy)
+    for own, copied in copies:
+        # Operations, such as an addition, have none.
+        if isinstance(own, keras.layers.Layer):
+            copied.set_weights(own.get_weights())
+    return made
+
+
+def _shorter(model, chain, route):
+    """Returns a model of the same class with fewer layers, or `None` if that cannot be made."""
     deepest = max(len(block.inside) for block in chain.blocks)
     for level in range(deepest):
         layers = layers_of(chain, level)
