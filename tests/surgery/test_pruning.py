@@ -207,6 +207,20 @@ def test_a_pruned_network_gets_back_what_it_lost(distil):
         np.testing.assert_array_equal(weight, value)
 
 
+def test_statistics_follow_the_training():
+    """Where moving averages would take thousands of steps."""
+    net, batch, test = net_and_batches()
+    for layer in net._flatten_layers():
+        if isinstance(layer, layers.BatchNormalization):
+            layer.momentum = 0.999
+    given = {"blocks": 1, "by": "l2_ratio", "test": test, "batch_sizes": (), "epochs": 4}
+    smaller, _ = surgery.prune(net, batch, **given, optimizer=keras.optimizers.SGD(0.1))
+    found = [weight.numpy() for weight in smaller.non_trainable_weights]
+    surgery.update_statistics(smaller, itertools.repeat(batch[0], 60))
+    for one, weight in zip(found, smaller.non_trainable_weights, strict=True):
+        np.testing.assert_allclose(one, weight, rtol=1e-3, atol=1e-4)
+
+
 def test_labels_with_a_share_of_predictions_are_those_of_the_definition():
     """The loss of the first step, by hand."""
     net, data = trained(), digits(32, 4)

@@ -34,7 +34,7 @@ from tfresidual.report.study import images_text
 from tfresidual.sources import chain as chain_of
 from tfresidual.sources.keras_file import model_in
 from tfresidual.surgery.planning import Goal
-from tfresidual.surgery.pruning import TUNED, Judge, planned
+from tfresidual.surgery.pruning import TUNED, Judge, planned, settled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -207,6 +207,7 @@ def _made(folder, model, chain, frame, origin, settings, train, validation, test
             made, train, validation, folder / TUNING, origin.tuning_epochs, metric, console=console
         )
         made = result.network
+        settled(made, datasets.plain(train), chain, origin.statistics)
         frame = judge.added(frame, made, TUNED)
     return made, frame
 

@@ -82,7 +82,8 @@ def prune(
         selection: images and labels to choose blocks on, if not all of `data`: a few thousand will
             do, without augmentation.
         statistics: whether the statistics of batch normalization are measured again, on 60 batches
-            of `data`, if there is some.
+            of `data`, if there is some; also after the training, which may be too short for moving
+            averages.
         epochs: int, 0 or more, of training after it.
         optimizer: for this training; by default a new one with the configuration of that of
             `model`: with the learning rate it has now, or its schedule from the first step on.
@@ -131,6 +132,7 @@ def prune(
     made, frame = planned(model, frame, data, judge, statistics)
     if epochs:
         _train(made, model, chain, data, test, epochs, optimizer, distil, callbacks, progress)
+        settled(made, data, chain, statistics)
         frame = judge.added(frame, made, TUNED)
     return Pruned(made, frame)
 
@@ -147,10 +149,20 @@ def planned(model, plan, data, judge, statistics):
     """
     made, frame = without_blocks(model, plan), plan.copy()
     frame.insert(0, "what", [WHOLE, *[REMOVED] * (len(frame) - 1)])
-    if statistics and normalizations_of(made):
-        measure_statistics(made, data, judge.chain)
+    if settled(made, data, judge.chain, statistics):
         frame = judge.added(frame, made, STATISTICS)
     return made, frame
+
+
+def settled(model, data, chain, statistics):
+    """Measures the statistics of batch normalization, if that was asked for and there are some.
+
+    Returns whether it did. Moving averages take up to thousands of steps to follow the weights.
+    """
+    is_asked = statistics and bool(normalizations_of(model))
+    if is_asked:
+        measure_statistics(model, data, chain)
+    return is_asked
 
 
 def measure_statistics(model, data, chain):
