@@ -221,6 +221,8 @@ class Statement:
             what would meet it, as text; empty if they can decide it. `None` if any network can.
         is_learnt: whether it says what training does, so that networks before their training are
             its control; not if it is about errors, epochs, or networks as they are built.
+        as_built: whether it is about networks before their training: the frames of the controls
+            decide it.
         note: what differs from the paper's setting, or should be known of the criterion.
         cannot: why there are no networks at some sizes, or `None`.
     """
@@ -235,6 +237,7 @@ class Statement:
     about: Callable[[list[Network]], list[Network]] | None = None
     gate: Callable[[dict[str, pd.DataFrame]], str] | None = None
     is_learnt: bool = True
+    as_built: bool = False
     note: str = ""
     cannot: str | None = None
 
@@ -263,8 +266,11 @@ class Statement:
         Returns:
             A `judging.Judged`.
         """
+        decides = size
+        if self.as_built and size in CONTROLS:
+            frames, decides = untrained or {}, CONTROLS[size]
         try:
-            rows = self.rows(frames, size)
+            rows = self.rows(frames, decides)
         except MissingError as error:
             return Judged(NOT_RUN, size, why=self.cannot or str(error))
         found = tuple(self.cases(rows))

@@ -1305,6 +1305,7 @@ for _id, _says, _frame in (
         "unshared; holds if over 10",
         about=those(network=("ResNet-110", "110 naive")),
         is_learnt=False,
+        as_built=True,
         note=f"Batch normalization has {STATISTICS[_frame]}.",
     )(functools.partial(growth_of_states, frame=_frame))
 
@@ -1388,6 +1389,7 @@ for _id, _says, _pairs in (
         "the quotients with and without the other part; holds if over 1",
         about=those(network=SHARED[:-1]),
         is_learnt=False,
+        as_built=True,
         note="Batch normalization has statistics of images. Gamma and beta of their own begin "
         "equal, so that the third part changes nothing before training.",
     )(functools.partial(smaller_states, pairs=_pairs))
