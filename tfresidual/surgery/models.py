@@ -42,8 +42,9 @@ def without_blocks(
 
     A `tfresidual.networks.ResidualNetwork` becomes one of fewer blocks; a model of keras-hub whose
     configuration counts its layers, one of fewer layers, also where a functional model calls it;
-    any other model a plain functional one without the branches, and without what only they used. Its outputs are compared with those of
-    the chain of `model` on the same route. It is compiled as `model` is, with a new optimizer.
+    any other model a plain functional one without the branches, and without what only they used.
+    Its outputs are compared with those of the chain of `model` on the same route. It is compiled as
+    `model` is, with a new optimizer.
 
     Refused are blocks that change the shape of the state, that share weights with another block,
     and that are a part of a layer whose other parts stay.
