@@ -229,7 +229,7 @@ def test_published_architectures_and_their_files(name, tmp_path):
     assert found.count_params() < model.count_params()
     images = RNG.normal(size=(2, 32, 32, 3)).astype("float32")
     expected = routes.follow(chain, routes.drop(chain, *blocks))(images)
-    np.testing.assert_allclose(found(images, training=False), expected, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(found(images, training=False), expected, rtol=1e-5, atol=1e-5)
     opened_elsewhere(found, images, tmp_path, "model.fit(given, np.array([0, 1]), verbose=0)")
 
 
