@@ -98,6 +98,7 @@ def test_where_a_plan_ends():
     rises = (longer["error_selection"] - longer["error_selection"].iloc[0]).to_numpy()
     assert len(plan) > 1 and (rises[: len(plan)] <= 0.5).all() and rises[len(plan)] > 0.5
     fast = surgery.plan(net, batch, speed=1.001, test=test, batch_sizes=(4, 64))
+    assert (fast["milliseconds_4"] > 0).all()
     assert fast["milliseconds_64"].iloc[0] / fast["milliseconds_64"].iloc[-1] >= 1.001
     with refused("speed"):
         surgery.plan(net, batch, speed=100.0, test=test)

@@ -50,9 +50,14 @@ def block_conclusions(drop_blocks: Frame, images: int, is_better: bool = True) -
             found = NEEDED
         costs = ""
         if found != STAYS:
-            costs = f"{100 * row.error_rise:+.1f} \N{PLUS-MINUS SIGN} {100 * reach:.1f} points"
+            costs = f"{in_points(row.error_rise, reach)} points"
         rows.append((row.stage, row.block, found, costs))
     return pd.DataFrame(rows, columns=["stage", "block", "conclusion", "costs"])
+
+
+def in_points(rise: float, reach: float) -> str:
+    """Returns a rise of the error and the reach of its uncertainty as text, in points."""
+    return f"{100 * rise:+.1f} \N{PLUS-MINUS SIGN} {100 * reach:.1f}"
 
 
 def conclusions_of(frames: Mapping[str, Frame]) -> Frame | None:

@@ -9,6 +9,7 @@ import pandas as pd
 from tfresidual import plots
 from tfresidual.definitions.chance import STANDARD_ERRORS
 from tfresidual.report.alt_text import numbers_text
+from tfresidual.report.blocks import in_points
 from tfresidual.report.section import Section
 
 if TYPE_CHECKING:
@@ -60,11 +61,8 @@ def pruning_sections(
 def _shown(frame):
     """Returns the frame as a table of few columns."""
     is_gone = frame["blocks"] > 0
-    signed = [
-        f"{100 * row.error_rise:+.1f} \N{PLUS-MINUS SIGN} "
-        f"{100 * STANDARD_ERRORS * row.error_rise_se:.1f}"
-        if row.step
-        else ""
+    costs = [
+        in_points(row.error_rise, STANDARD_ERRORS * row.error_rise_se) if row.step else ""
         for row in frame.itertuples()
     ]
     table = {
@@ -73,7 +71,7 @@ def _shown(frame):
         "block": frame["block"].astype("Int64").where(is_gone),
         "blocks left": frame["blocks_left"],
         "error": [f"{error:.1%}" for error in frame["error"]],
-        "costs": signed,
+        "costs": costs,
         "cross-entropy": frame["cross_entropy"],
         "parameters": frame["parameters"],
         "MFLOPs": frame["flops"] / 1e6,
@@ -87,14 +85,13 @@ def _shown(frame):
 def outcome_text(frame: Frame) -> str:
     """Returns a sentence on what the last row of a frame of `prune` says."""
     first, last = frame.iloc[0], frame.iloc[-1]
-    reach = 100 * STANDARD_ERRORS * last["error_rise_se"]
+    rise = in_points(last["error_rise"], STANDARD_ERRORS * last["error_rise_se"])
     gone = int(first["blocks_left"] - last["blocks_left"])
     text = (
         f"Without {gone} of {int(first['blocks_left'])} blocks, the network has "
         f"{last['parameters'] / first['parameters']:.0%} of the parameters and "
         f"{last['flops'] / first['flops']:.0%} of the FLOPs; its error is {last['error']:.1%}, "
-        f"{100 * last['error_rise']:+.1f} \N{PLUS-MINUS SIGN} {reach:.1f} points (two standard "
-        "errors over the same images)"
+        f"{rise} points (two standard errors over the same images)"
     )
     timed = [name for name in frame if name.startswith("milliseconds_")]
     if timed:

@@ -132,7 +132,7 @@ def prune(
     made, frame = planned(model, frame, data, judge, statistics)
     if epochs:
         _train(made, model, chain, data, test, epochs, optimizer, distil, callbacks, progress)
-        settled(made, data, chain, statistics)
+        settled(made, data, judge.chain, statistics)
         frame = judge.added(frame, made, TUNED)
     return Pruned(made, frame)
 
