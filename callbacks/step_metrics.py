@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import keras
 import numpy as np
 import pandas as pd
+import tensorflow as tf
 
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
@@ -63,7 +64,8 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
     True
 
     Args:
-        images: int, how many images of every batch are measured, the first ones.
+        images: int, how many images of every batch are measured, the first ones; with several
+            replicas, of the part of the batch that each of them has.
         every: int, one step in so many is measured, counted over the whole training.
         csv: path of a file for the single steps, or `None`. Its columns are `epoch` (from 0),
             `step` (from 0, over the whole training), `stage` (from 1), `block` (from 0) and the
@@ -427,7 +429,8 @@ def _check(model):
     """Raises a `ValueError` if the step of a model does not have the gradients of the probe."""
     loss, own = single(model.loss), changed_method(model)
     weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
-    replicas = model.distribute_strategy.num_replicas_in_sync
+    strategy = model.distribute_strategy
+    is_here = isinstance(strategy, tf.distribute.MirroredStrategy)
     if not model.built:
         what, received = "a defined input, such as a `keras.Input`", "a model that is not built"
     elif own:
@@ -443,8 +446,9 @@ def _check(model):
     elif model.jit_compile:
         what = "`compile(jit_compile=False)`: XLA would round otherwise with and without metrics"
         received = f"jit_compile={model.jit_compile!r}"
-    elif replicas > 1:
-        what, received = "one replica", f"{replicas} replicas"
+    elif strategy.num_replicas_in_sync > 1 and not is_here:
+        what = "one replica, or a `tf.distribute.MirroredStrategy`"
+        received = f"a {type(strategy).__name__}"
     else:
         return
     raise ArgumentError(

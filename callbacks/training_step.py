@@ -64,10 +64,14 @@ class MeasuredStep:
         self.blocks = [placed.block for placed in blocks]
         # Several steps may be run before there is an opportunity to read.
         self.rows: int = ROWS + -(-model.steps_per_execution // every)
-        shape = (self.rows, len(blocks), len(METRICS) + 1)
+        self.replicas: int = model.distribute_strategy.num_replicas_in_sync
+        shape = (self.replicas, self.rows, len(blocks), len(METRICS) + 1)
         self._empty = np.full(shape, np.nan, np.float32)
         self._values = tf.Variable(self._empty, trainable=False)
-        self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
+        # Every replica counts its own steps.
+        self._steps = [
+            tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(self.replicas)
+        ]
         self._read = 0
         # What begins and ends at every place, by operation.
         self._places: dict[int, Any] = {}
@@ -81,11 +85,12 @@ class MeasuredStep:
     @property
     def done(self) -> int:
         """The number of steps of the training so far."""
-        return int(self._steps.numpy())
+        return int(self._steps[0].numpy())
 
     def begin(self, done: int) -> None:
         """Begins a training, or resumes one after this many steps."""
-        self._steps.assign(done)
+        for steps in self._steps:
+            steps.assign(done)
         self._values.assign(self._empty)
         self._read = done
 
@@ -99,18 +104,23 @@ class MeasuredStep:
         if self._numbers is None:
             self._numbers = _numbers_per_image(self._loss, labels, self.model)
         parts = tf.nest.flatten(data, expand_composites=True)
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        replica = int(tf.get_static_value(replica))
         # At the end of data of unknown length, TensorFlow runs once more what needs no batch.
         with tf.control_dependencies([part for part in parts if part is not None][:1]):
-            step = self._steps.assign_add(1) - 1
+            step = self._steps[replica].assign_add(1) - 1
         row = tf.cast(step // self.every % self.rows, tf.int32)
         if self.every > 1:
             row = tf.where(step % self.every == 0, row, -1)
         size = tf.shape(keras.tree.flatten(labels)[0])[0]
-        shares, weights = _shares(weights, size, reduction_of(self.model), self._numbers)
+        reduction = reduction_of(self.model)
+        shares, weights = _shares(weights, size, reduction, self._numbers)
+        # As Keras divides a mean, whose gradients are added over the replicas.
+        shares = shares if reduction == "sum" else shares / self.replicas
         optimizer, one = self.model.optimizer, tf.ones([])
         scale = one if optimizer is None else tf.cast(optimizer.scale_loss(one), tf.float32)
         factors = tf.math.reciprocal_no_nan(shares[: self.images] * scale)
-        with self._watched(row, weights[: self.images], factors):
+        with self._watched(replica, row, weights[: self.images], factors):
             results = type(self.model).train_step(self.model, data)
         self._warn_of_added_losses()
         return results
@@ -132,7 +142,7 @@ class MeasuredStep:
             )
 
     @contextlib.contextmanager
-    def _watched(self, row, weights, factors):
+    def _watched(self, replica, row, weights, factors):
         """Lets the states pass through the functions of this file while operations are called."""
         firsts, seen = {}, set()
 
@@ -144,7 +154,7 @@ class MeasuredStep:
                 state, firsts[begins] = _begin_block(
                     state,
                     self._values.handle,
-                    row,
+                    tf.stack([replica, row]),
                     tf.constant(begins),
                     weights,
                     factors,
@@ -154,21 +164,18 @@ class MeasuredStep:
                 )
             return state
 
-        kept = []
+        passing, thread = [], threading.get_ident()
         for operation, places in self._places.values():
             # The method that Keras calls in the end.
             is_quantized = getattr(operation, "quantization_mode", None) is not None
-            attributes, name = vars(operation), "quantized_call" if is_quantized else "call"
-            kept.append((attributes, name, attributes.get(name)))
-            # An attribute of the object takes the place of the method of its class.
-            attributes[name] = _with_places(getattr(operation, name), places, passed)
+            one = _Passing.of(operation, "quantized_call" if is_quantized else "call")
+            one.watches[thread] = _watch(one.method, places, passed)
+            passing.append(one)
         try:
             yield
         finally:
-            for attributes, name, method in kept:
-                del attributes[name]
-                if method is not None:
-                    attributes[name] = method
+            for one in passing:
+                one.end(thread)
         expected = sum(len(places) for _, places in self._places.values())
         if len(seen) < expected:
             raise ArgumentError(
@@ -187,7 +194,7 @@ class MeasuredStep:
             metrics + 1)` of means over the images and, last, what the images weigh; NaN where
             nothing was measured.
         """
-        values, steps = self._values.numpy(), self.done
+        values, steps = _over_replicas(self._values.numpy()), self.done
         since, self._read = self._read, steps
         self._values.assign(self._empty)
         first = -(-since // self.every) * self.every
@@ -245,14 +252,46 @@ def _shares(weights, size, reduction, numbers):
     return shares if reduction == "sum" else shares / total, tf.reduce_max(rows, axis=1)
 
 
-def _with_places(method, places, passed):
-    """Returns the method of an operation whose results pass `passed` at some `(call, output)`."""
-    calls, thread = [], threading.get_ident()
+class _Passing:
+    """Takes the place of a method of an operation, and watches the results in some threads.
+
+    Every replica traces a step in a thread of its own, and all are within it at once. Other threads
+    may call the model meanwhile.
+    """
+
+    def __init__(self, operation, name):
+        self.watches = {}
+        self._attributes, self._name = vars(operation), name
+        self._before = self._attributes.get(name)
+        self.method = getattr(operation, name)
+        # An attribute of the object takes the place of the method of its class.
+        self._attributes[name] = self
+
+    @classmethod
+    def of(cls, operation, name):
+        """Returns what has taken the place of a method, or does so now."""
+        found = vars(operation).get(name)
+        return found if isinstance(found, cls) else cls(operation, name)
+
+    def __call__(self, *args, **kwargs):
+        watch = self.watches.get(threading.get_ident(), self.method)
+        return watch(*args, **kwargs)
+
+    def end(self, thread):
+        """Ends the watch in a thread; after the last one, the method is what it was."""
+        del self.watches[thread]
+        if self.watches:
+            return
+        del self._attributes[self._name]
+        if self._before is not None:
+            self._attributes[self._name] = self._before
+
+
+def _watch(method, places, passed):
+    """Returns a method whose results pass `passed` at some `(call, output)`."""
+    calls = []
 
     def call(*args, **kwargs):
-        # Other threads may call the model meanwhile.
-        if threading.get_ident() != thread:
-            return method(*args, **kwargs)
         results = keras.tree.flatten(result := method(*args, **kwargs))
         for output, state in enumerate(results):
             place = len(calls), output
@@ -262,6 +301,22 @@ def _with_places(method, places, passed):
         return keras.tree.pack_sequence_as(result, results)
 
     return call
+
+
+def _over_replicas(values):
+    """Returns means over all replicas from those of each, the first axis.
+
+    The last of the metrics is what the images weigh; NaN if one replica measured nothing.
+    """
+    if len(values) == 1:
+        return values[0]
+    weights = values[..., -1:].astype(float)
+    total = weights.sum(axis=0)
+    # What weighs nothing need not be finite.
+    shares = np.divide(weights, total, out=np.zeros_like(weights), where=weights != 0)
+    with np.errstate(invalid="ignore"):
+        means = np.where(shares == 0, 0, values[..., :-1] * shares).sum(axis=0)
+    return np.concatenate([np.where(total == 0, np.nan, means), total], axis=-1, dtype=np.float32)
 
 
 def reduction_of(model):
@@ -275,7 +330,7 @@ def reduction_of(model):
 
 
 @functools.partial(tf.function, autograph=False, reduce_retracing=True)
-def _begin_block(state, values, row, index, weights, factors, images, keeps_shape, is_always):
+def _begin_block(state, values, place, index, weights, factors, images, keeps_shape, is_always):
     """Returns a state, and the part of it that is measured, for `_end_block`."""
 
     @tf.custom_gradient
@@ -299,10 +354,10 @@ def _begin_block(state, values, row, index, weights, factors, images, keeps_shap
                 means.append(tf.where(tf.math.is_nan(weight), tf.ones([]), weight))
                 update = tf.stack([tf.cast(mean, tf.float32) for mean in means])[None]
                 return tf.raw_ops.ResourceScatterNdUpdate(
-                    ref=values, indices=tf.stack([row, index])[None], updates=update
+                    ref=values, indices=tf.concat([place, [index]], axis=0)[None], updates=update
                 )
 
-            done = measure() if is_always else tf.cond(row >= 0, measure, tf.no_op)
+            done = measure() if is_always else tf.cond(place[1] >= 0, measure, tf.no_op)
             with tf.control_dependencies([done]):
                 return tf.identity(of_state)
 

@@ -11,6 +11,7 @@ from tfresidual.definitions.arguments import ArgumentError, check_bool
 from tfresidual.machine.console import progress_bar
 from tfresidual.machine.passes import is_from_python, without_tuning
 from tfresidual.routing.agreement import check_run
+from tfresidual.routing.devices import devices_of
 from tfresidual.routing.images import (
     check_images,
     dtype_taken,
@@ -312,11 +313,11 @@ def run_over(
                 check(images, labels)
             found = None
             if plain is not None:
-                found = _compiled(chain, f"{name}, plain", plain, images, labels)(images, labels)
+                found = _found(chain, f"{name}, plain", plain, images, labels)
                 if not found.pop(IN_RANGE).numpy().all():
                     found, plain = None, None
             if found is None:
-                found = _compiled(chain, name, function, images, labels)(images, labels)
+                found = _found(chain, name, function, images, labels)
             parts.append(found | {WEIGHTS: weights})
             advance(1)
     if not parts:
@@ -546,9 +547,11 @@ def _parts(batch):
     return keras.utils.unpack_x_y_sample_weight(batch)
 
 
-def _compiled(chain, name, function, images, labels):
-    signature = [spec_of(images), spec_of(labels)]
+def _found(chain, name, function, images, labels):
+    """Returns what a function that is compiled once says of a batch."""
+    devices, signature = devices_of(chain), [spec_of(images), spec_of(labels)]
     key = (name, *key_of(signature))
     if key not in chain.compiled:
-        chain.compiled[key] = tf.function(function, input_signature=signature, autograph=False)
-    return chain.compiled[key]
+        chain.compiled[key] = devices.compiled(function, signature)
+    found = chain.compiled[key](*map(devices.split, (images, labels)))
+    return devices.joined(found, len(labels))

@@ -15,6 +15,7 @@ from tfresidual.routing.agreement import sample_images
 
 if TYPE_CHECKING:
     import keras
+    import tensorflow as tf
 
     from tfresidual.definitions.types import OutputKind, Tensor
     from tfresidual.routing.arrangement import Arrangement
@@ -192,6 +193,8 @@ class Chain:
             list of these. Integers become float32 unless it is an integer.
         arrangement: brings inputs and labels from all structures that `fit` takes into those of the
             chain; `None` if it takes its own structure alone.
+        strategy: the `tf.distribute.MirroredStrategy` over whose replicas probes share out the
+            images of a batch; `None` for the usual devices.
     """
 
     name: str
@@ -212,6 +215,9 @@ class Chain:
     input_dtype: Any = "float32"
     arrangement: Arrangement | None = dataclasses.field(default=None, repr=False, compare=False)
     made_of: Any = dataclasses.field(default=None, repr=False, compare=False)
+    strategy: tf.distribute.MirroredStrategy | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
     # The compiled functions that functions of the chain call, by their names.
     called: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # The functions compiled for this chain, by what they compute and for which shapes.
@@ -232,7 +238,7 @@ class Chain:
         # `dataclasses.replace` hands on what was compiled, perhaps for other functions.
         own = (
             *(self.stem, self.stages, self.head, self.loss, self.context),
-            *(self.outputs, self.outputs_at_positions),
+            *(self.outputs, self.outputs_at_positions, self.strategy),
         )
         if self.compiled_for is not None and self.compiled_for != own:
             for name in ("compiled", "compared", "output_shapes"):

@@ -19,6 +19,7 @@ from tfresidual.machine.console import progress_bar
 from tfresidual.routing.agreement import COMPARED, check_agreement, check_losses
 from tfresidual.routing.batches import batches_of, no_images, rebatched
 from tfresidual.routing.chain import checked_chain
+from tfresidual.routing.devices import devices_of
 from tfresidual.routing.images import check_images, key_of, known_kernels, sliced, spec_of
 from tfresidual.routing.labels import check_per_position, check_prepared
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
@@ -238,7 +239,7 @@ class _Runner:
         check_images(chain, images)
         # Whether the unperturbed route was compared with the network.
         self.is_compared = False
-        self.plan, self.chain = plan, chain
+        self.plan, self.chain, self.devices = plan, chain, devices_of(chain)
         self.stages = len(chain.stages)
         # The number of positions, for outputs per position.
         self.positions = None
@@ -249,7 +250,7 @@ class _Runner:
         self.functions, inner, bound = [], [], {}
         for step in plan.steps:
             anchor = specs.get(step.reference)
-            function, weights, of_image = _compiled(
+            function, weights, of_image, output = _compiled(
                 chain,
                 step.operation,
                 specs[step.source],
@@ -265,10 +266,9 @@ class _Runner:
             self.functions.append(bound.get(weights, function))
             inner.append(of_image)
             if step.target is not None:
-                output = function.structured_outputs
                 specs[step.target] = tf.TensorSpec(output.shape, output.dtype)
             if step.operation.kind == HEAD:
-                self.shape = tuple(function.structured_outputs[OUTPUTS].shape)[1:]
+                self.shape = tuple(output[OUTPUTS].shape)[1:]
                 self.outputs = self.shape[-1]
                 self.classes = 2 if is_binary(chain.outputs, self.outputs) else self.outputs
         sizes = {place: _bytes(spec) for place, spec in specs.items()}
@@ -293,21 +293,24 @@ class _Runner:
             is_counted = counted_images(chain, labels, self.shape)
             is_counted = np.ones(len(labels), bool) if is_counted is None else is_counted.numpy()
         self.is_counted = is_counted
+        split = self.devices.split
+        joined = functools.partial(self.devices.joined, count=len(labels))
+        context = [split(part) for part in context]
         routes, examples = len(self.plan.routes), int(is_counted.sum())
         values = {"distance": np.zeros((routes, examples, self.stages), np.float32)}
         named = None
-        states = {-1: images}
+        states, given = {-1: split(images)}, split(labels)
         for step, function in zip(self.plan.steps, self.functions, strict=True):
             operation, passing = step.operation, list(step.routes)
             state = states[step.source]
             if operation.kind == DISTANCE:
-                distance = function(state, states[step.reference], *context).numpy()
+                distance = joined(function(state, states[step.reference], *context)).numpy()
                 if self.positions is not None:
                     distance = distance.reshape(len(labels), -1)
                 distance = np.broadcast_to(distance, is_counted.shape)[is_counted]
                 values["distance"][passing, :, operation.stage - 1] = distance
             elif operation.kind == HEAD:
-                found = function(state, labels, *context)
+                found = joined(function(state, given, *context))
                 outputs = {name: found.pop(name) for name in (OUTPUTS, LOGITS) if name in found}
                 # The unperturbed route is the first of the plan.
                 if 0 in passing:
@@ -331,7 +334,7 @@ class _Runner:
                     values[name][passing] = array
             else:
                 anchor = [] if step.reference is None else [states[step.reference]]
-                scale = [tf.constant(operation.scale)] if _is_scaled(operation) else []
+                scale = [split(tf.constant(operation.scale))] if _is_scaled(operation) else []
                 read = [] if operation.kind == STEM else context
                 states[step.target] = function(state, *anchor, *scale, *read)
                 del anchor
@@ -358,7 +361,10 @@ def _compiled_context(chain, images):
 
 
 def _compiled(chain, operation, state, reference, labels, context, with_losses, positions):
-    """Returns the compiled function of an operation, a function of its weights, and its memory."""
+    """Returns the compiled function of an operation, and what is known of it.
+
+    That is a function of its weights or `None`, its memory, and the specs of its output.
+    """
     signature = [state]
     if operation.kind == HEAD:
         signature.append(labels)
@@ -377,18 +383,27 @@ def _compiled(chain, operation, state, reference, labels, context, with_losses, 
         *key_of(signature),
     )
     if key not in chain.compiled:
+        arguments = chain, operation, with_losses, bool(context), positions
         function, weights = _shared(chain, operation, signature)
         if function is None:
-            function = _function_of(chain, operation, with_losses, bool(context), positions)
-            function = tf.function(function, input_signature=signature, autograph=False)
-            function = function.get_concrete_function()
-        of_image = _inner_bytes(function.graph, chain.called)
-        if operation.kind == DISTANCE:
-            plain = _function_of(chain, operation, with_losses, bool(context), positions, True)
-            plain = tf.function(plain, input_signature=signature, autograph=False)
-            function = functools.partial(_plain_or_exact, plain.get_concrete_function(), function)
-        chain.compiled[key] = function, weights, of_image
+            of_states = _function_of(*arguments)
+            function = _concrete(of_states, signature)
+        else:
+            of_states = _reading(function, weights)
+        of_image, output = _inner_bytes(function.graph, chain.called), function.structured_outputs
+        if chain.strategy is not None:
+            function, weights = devices_of(chain).compiled(of_states, signature), None
+        elif operation.kind == DISTANCE:
+            plain = _concrete(_function_of(*arguments, plain=True), signature)
+            function = functools.partial(_plain_or_exact, plain, function)
+        chain.compiled[key] = function, weights, of_image, output
     return chain.compiled[key]
+
+
+def _concrete(function, signature):
+    """Returns a compiled function of tensors of such specs."""
+    function = tf.function(function, input_signature=signature, autograph=False)
+    return function.get_concrete_function()
 
 
 def _plain_or_exact(plain, exact, *states):
@@ -409,6 +424,11 @@ def _shared(chain, operation, signature):
 def _bound(function, weights):
     """Returns a function of states alone."""
     return lambda *states: function(*states, *weights)
+
+
+def _reading(function, weights):
+    """Returns a function of states alone, which reads the weights where it runs."""
+    return lambda *states: function(*states, *weights())
 
 
 def _function_of(chain, operation, with_losses, has_context, positions, plain=False):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 from typing import TYPE_CHECKING
 
 import keras
+import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError, formerly
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing.chain import Block, Chain, Stage, checked_chain
+from tfresidual.routing.devices import checked_strategy, known_strategy
 from tfresidual.routing.losses import loss_of, note_of_loss
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.functional import preparation, unit_parts
@@ -41,6 +44,7 @@ def chain(
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
     output: str | int | Sequence[str | int] | None = None,
+    strategy: tf.distribute.Strategy | None = None,
 ) -> Chain:
     """Returns the chain of a network, which every probe takes.
 
@@ -106,6 +110,10 @@ def chain(
             Loss (times its weight in `loss_weights`), labels and sample weights are those of this
             output. A list or tuple of two or more outputs `(images, numbers)` with the same sample
             weights adds their losses; they stand side by side, as values that are not scored.
+        strategy: a `tf.distribute.MirroredStrategy`: probes share out the images of a batch over
+            its replicas. By default that of the model (or, for a SavedModel, of the scope in which
+            it is read); one with a single replica, such as `tf.distribute.get_strategy()` outside
+            of any scope, for none.
 
     Returns:
         A `tfresidual.routing.Chain`.
@@ -118,11 +126,23 @@ def chain(
     """
     options = {"blocks": blocks, "opened": opened, "inputs": inputs, "padding": padding}
     options["output"] = output
+    if strategy is None:
+        return _chain_of(source, options)
+    wanted = checked_strategy(strategy)
+    is_path = isinstance(source, (str, os.PathLike))
+    # The variables of what is read are made on all devices.
+    with strategy.scope() if is_path else contextlib.nullcontext():
+        found = _chain_of(source, options)
+    return dataclasses.replace(found, strategy=wanted)
+
+
+def _chain_of(source, options):
+    """Returns the chain of a source, with the other arguments of `chain` by name."""
     if isinstance(source, (str, os.PathLike)):
         path = pathlib.Path(source)
         if not path.is_dir():
             model, notes = model_in(path)
-            found = chain(model, **options)
+            found = _chain_of(model, options)
             return dataclasses.replace(found, notes=(*found.notes, *notes))
     # A subclass may compute something else than its units.
     is_network = isinstance(source, ResidualNetwork) and has_graph(source)
@@ -138,11 +158,12 @@ def chain(
     if isinstance(source, Chain):
         return checked_chain(source)
     if isinstance(source, (str, os.PathLike)):
-        return saved_model_chain(path)
-    if is_network:
-        return _of_residual_network(source)
+        found = saved_model_chain(path)
+        return dataclasses.replace(found, strategy=known_strategy(tf.distribute.get_strategy()))
     if isinstance(source, keras.Model):
-        return chain_of_model(source, **options)
+        of_model = _of_residual_network if is_network else chain_of_model
+        found = of_model(source, **({} if is_network else options))
+        return dataclasses.replace(found, strategy=known_strategy(source.distribute_strategy))
     raise ArgumentError(
         "source",
         "be a `tfresidual.networks.ResidualNetwork`, another `keras.Model`, the path of a .keras "

@@ -32,6 +32,11 @@ class Origin:
         # The object is kept, so that no other one gets its id.
         self._loss, self._losses = (model.loss, _loss_of(model)), losses
 
+    @property
+    def weights(self) -> list[keras.Variable]:
+        """All weights of the layers, also those that are not learned."""
+        return self._parts["weights"]
+
     def change(self, losses: Any, call: Callable[[], object] | None = None) -> str | None:
         """Returns what has changed since the chain was made, in words; `None` if nothing has.
 
