@@ -10,7 +10,10 @@ Keras layers and, where it is installed, PyTorch (without the accuracy), which `
 compiles in this step; that is left out for 300 blocks. The rest is compared with the first training
 step of tfresidual in the same round: building the network, the first call of
 `probes.block_metrics` on one batch, the first evaluation of the routes of `routes.py` on one batch,
-`tfr.export`, and `tfr.chain` of what it wrote. Imports do not count.
+`tfr.export`, and `tfr.chain` of what it wrote. *First epoch with probes*: `fit` with
+`BlockMetrics`, `Readout`, `DropBlocks` and `Perturbation` on one batch of 64, from its call to the
+end of the first epoch, over the second epoch and over the first of `fit` without them. Imports do
+not count.
 """
 
 import json
@@ -18,6 +21,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -28,6 +32,8 @@ TRAINING, INFERENCE = "first training step", "first inference"
 OURS, STOCK, TORCH, COMPILED = "tfresidual", "stock Keras", "PyTorch", "torch.compile"
 # Measured for tfresidual alone. What is loaded has to be exported before.
 ALONE = ("first block metrics", "first routes", "export", "load")
+# Two epochs of a training, with probes and without.
+PROBED, PLAIN = "first epoch with probes", "first epoch without probes"
 
 
 def serve(kind, whose, blocks, dtype, path):
@@ -38,7 +44,7 @@ def serve(kind, whose, blocks, dtype, path):
     from training_step import batch, keras_inference, stock_network, torch_inference, torch_step
 
     import tfresidual as tfr
-    from tfresidual import networks, probes
+    from tfresidual import callbacks, networks, probes
     from tfresidual.routing import evaluate
 
     if whose in (TORCH, COMPILED):
@@ -63,6 +69,18 @@ def serve(kind, whose, blocks, dtype, path):
     network, building = seconds_of(build)
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     network.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    if kind in (PROBED, PLAIN):
+        chosen, ends = [], []
+        if kind == PROBED:
+            probing = (callbacks.BlockMetrics, callbacks.Readout, callbacks.DropBlocks)
+            chosen = [one(data) for one in (*probing, callbacks.Perturbation)]
+        clock = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter())
+        )
+        began = time.perf_counter()
+        network.fit(*data, batch_size=64, epochs=2, verbose=0, callbacks=[*chosen, clock])
+        print(json.dumps([ends[1] - ends[0], ends[0] - began]))
+        return
     functions = {
         TRAINING: lambda: network.fit(*data, batch_size=64, verbose=0),
         INFERENCE: keras_inference(network),
@@ -80,9 +98,10 @@ def compare(blocks, dtype, is_probed, rounds):
     reasons = {name: without_bfloat16(dtype) or without_torch(name) for name in others}
     measured = [] if without_bfloat16(dtype) else [OURS, *(n for n in others if not reasons[n])]
     jobs = [(kind, name) for kind in kinds for name in measured]
-    alone = ALONE if is_probed and dtype == "float32" else ()
+    is_alone = is_probed and dtype == "float32" and bool(measured)
+    alone = (*ALONE, PROBED, PLAIN) if is_alone else ()
     jobs += [(kind, OURS) for kind in alone]
-    seconds, building = {job: [] for job in jobs}, []
+    seconds, building, second = {job: [] for job in jobs}, [], []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "net")
@@ -91,6 +110,8 @@ def compare(blocks, dtype, is_probed, rounds):
                 seconds[job].append(took)
                 if job == (TRAINING, OURS):
                     building.append(built)
+                elif job == (PROBED, OURS):
+                    second.append(built)
     for kind in kinds:
         for name in others:
             what = f"{kind}, {name} / {OURS}"
@@ -101,8 +122,11 @@ def compare(blocks, dtype, is_probed, rounds):
     if measured:
         step = seconds[TRAINING, OURS]
         yield compared(f"building the network / {TRAINING}", setting, building, step)
-        for kind in alone:
+        for kind in ALONE if alone else ():
             yield compared(f"{kind} / {TRAINING}", setting, seconds[kind, OURS], step)
+    if alone:
+        for what, other in (("the second", second), (PLAIN, seconds[PLAIN, OURS])):
+            yield compared(f"{PROBED} / {what}", setting, seconds[PROBED, OURS], other)
 
 
 def measure(arguments):

@@ -121,7 +121,8 @@ def summary(trained, images):
     }
     if not isinstance(trained.network, Untrained):
         log = trained.log
-        found |= {"best_epoch": log[f"val_{trained.metric}"].idxmax(), "epochs": len(log)}
+        best = len(log) - 1 if trained.network.is_last else log[f"val_{trained.metric}"].idxmax()
+        found |= {"best_epoch": best, "epochs": len(log)}
         found |= {"seconds": log["seconds"].sum()}
     return pd.DataFrame(found)
 

@@ -291,9 +291,10 @@ def trainings_of(frames):
     epochs = f"{least} to {most}" if least < most else str(most)
     low, high = (f"{100 * error:.1f}" for error in (frame["error"].min(), frame["error"].max()))
     errors = f"test errors from {low} to {high} %" if low != high else f"test error {low} %"
+    is_last = (frame["best_epoch"] == frame["epochs"] - 1).all()
     return (
         f"{counted_as(len(frame), 'network')}, trained in {hours:.1f} hours on one core; "
-        f"{errors}, best of {epochs} epochs."
+        f"{errors}, {'after' if is_last else 'best of'} {epochs} epochs."
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.machine.compiled import compiled
 from tfresidual.probes.patching import are_sources, with_others
 from tfresidual.routing.batches import batches_of, no_images, rebatched
 from tfresidual.routing.chain import BLOCK_FUNCTIONS
@@ -187,8 +188,8 @@ def _measure_means(chain, data, keep_norm, means):
     totals = None
     for images, labels, weights in rebatched(batches_of(data, chain)[0], IMAGES_AT_ONCE):
         check_images(chain, images)
-        compiled = _compiled_sums(chain, keep_norm, images, labels)
-        sums = [part.numpy() for part in tf.nest.flatten(compiled(images, labels, weights))]
+        summed = _compiled_sums(chain, keep_norm, images, labels)
+        sums = [part.numpy() for part in tf.nest.flatten(summed(images, labels, weights))]
         if totals is not None:
             sums = list(map(_sum_of, totals, sums))
         totals = sums
@@ -245,7 +246,7 @@ def _compiled_sums(chain, keep_norm, images, labels):
         return found
 
     signature = [spec_of(images), spec_of(labels), tf.TensorSpec([None], tf.float64)]
-    chain.compiled[key] = tf.function(sums, input_signature=signature, autograph=False)
+    chain.compiled[key] = compiled(sums, signature)
     return chain.compiled[key]
 
 

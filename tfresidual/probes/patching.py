@@ -22,6 +22,7 @@ from tfresidual.definitions.declarations import (
     Panel,
     Probe,
 )
+from tfresidual.machine.compiled import compiled
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.measure import block_places, joined_splits, repeated, weighted_mean
 from tfresidual.probes.predictions import (
@@ -237,22 +238,22 @@ def patching(
 def _values_of(chain, data, source, what, positions, measured, progress):
     """Returns values and masks of all images by name, `(images, [positions,] states)`."""
     at_once = max(1, MOST_IMAGES // (len(chain.blocks) + 2))
-    check, compiled, parts = label_check(chain, measured[0]), {}, []
+    check, functions, parts = label_check(chain, measured[0]), {}, []
     chosen = tf.constant((), tf.int32) if positions in (None, EACH) else tf.constant(positions)
     with progress_bar("patching" if progress else None, None) as advance:
         for batch in _pairs(chain, data, source, at_once):
             *batch, weights = batch
             images, labels, source_images, source_labels = batch
             key = key_of(batch)
-            if key not in compiled:
+            if key not in functions:
                 check_images(chain, images)
                 check_run(chain, images)
                 if positions is not None:
                     _check_positions(chain, sliced(images, slice(1)), positions)
-                compiled[key] = _compiled(chain, what, positions, measured, batch)
+                functions[key] = _compiled(chain, what, positions, measured, batch)
             check(images, labels)
             check(source_images, source_labels)
-            values = {name: value.numpy() for name, value in compiled[key](*batch, chosen).items()}
+            values = {name: value.numpy() for name, value in functions[key](*batch, chosen).items()}
             if not values.pop("can_replace").all():
                 raise _other_padding(chain)
             parts.append(values | {WEIGHTS: weights.numpy()})
@@ -407,7 +408,7 @@ def _compiled(chain, what, positions, measured, batch):
     key = ("patching", chain.outputs, what, kind, *measured, *key_of(signature))
     if key not in chain.compiled:
         function = functools.partial(_batch_values, chain, what, kind, measured)
-        chain.compiled[key] = tf.function(function, input_signature=signature, autograph=False)
+        chain.compiled[key] = compiled(function, signature)
     return chain.compiled[key]
 
 

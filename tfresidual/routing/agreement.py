@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.machine.compiled import compiled
 from tfresidual.routing.images import dtype_taken, is_shape, key_of, known_kernels, sliced, spec_of
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs, with_logits
 
@@ -195,11 +196,7 @@ def _compiled(chain, images):
     """Returns the compiled outputs of a chain for such images, and the allowed difference."""
     key = key_of(images)
     if key not in chain.compared:
-        function = tf.function(
-            lambda images: named_outputs(chain(images)),
-            input_signature=[spec_of(images)],
-            autograph=False,
-        )
+        function = compiled(lambda images: named_outputs(chain(images)), [spec_of(images)])
         called = [function.get_concrete_function(), *chain.called.values()]
         dtypes = {
             tensor.dtype.name

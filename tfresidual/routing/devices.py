@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.machine.compiled import compiled
 from tfresidual.routing.images import joined, sliced
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class OneDevice:
 
     def compiled(self, function: Callable[..., Any], signature: Sequence[Any]) -> Any:
         """Returns a compiled function of what `split` returns."""
-        return tf.function(function, input_signature=signature, autograph=False)
+        return compiled(function, signature)
 
 
 class Replicas:
@@ -85,10 +86,7 @@ class Replicas:
 
             return local(self._strategy.run(on_one))
 
-        signature = [(tuple(signature),) * self._count]
-        whole = tf.function(on_all, input_signature=signature, autograph=False)
-        # Otherwise TensorFlow takes all functions that are made here for one that is traced often.
-        whole = whole.get_concrete_function()
+        whole = compiled(on_all, [(tuple(signature),) * self._count])
         return lambda *shares: whole(tuple(zip(*shares, strict=True)))
 
 

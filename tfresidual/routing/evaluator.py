@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfresidual.definitions.arguments import ArgumentError, check_bool, is_number
 from tfresidual.definitions.metrics import change_of, norm, plain_norms_and_cosines
 from tfresidual.definitions.settings import MEMORY_LIMIT
+from tfresidual.machine.compiled import concrete
 from tfresidual.machine.console import progress_bar
 from tfresidual.routing.agreement import COMPARED, check_agreement, check_losses
 from tfresidual.routing.batches import batches_of, no_images, rebatched
@@ -355,8 +356,8 @@ def _compiled_context(chain, images):
         return None, {}
     key = ("context", *key_of(images))
     if key not in chain.compiled:
-        function = tf.function(chain.context, input_signature=[images], autograph=False)
-        chain.compiled[key] = function, spec_of(function.get_concrete_function().structured_outputs)
+        function = concrete(chain.context, [images])
+        chain.compiled[key] = function, spec_of(function.structured_outputs)
     return chain.compiled[key]
 
 
@@ -387,23 +388,17 @@ def _compiled(chain, operation, state, reference, labels, context, with_losses, 
         function, weights = _shared(chain, operation, signature)
         if function is None:
             of_states = _function_of(*arguments)
-            function = _concrete(of_states, signature)
+            function = concrete(of_states, signature)
         else:
             of_states = _reading(function, weights)
         of_image, output = _inner_bytes(function.graph, chain.called), function.structured_outputs
         if chain.strategy is not None:
             function, weights = devices_of(chain).compiled(of_states, signature), None
         elif operation.kind == DISTANCE:
-            plain = _concrete(_function_of(*arguments, plain=True), signature)
+            plain = concrete(_function_of(*arguments, plain=True), signature)
             function = functools.partial(_plain_or_exact, plain, function)
         chain.compiled[key] = function, weights, of_image, output
     return chain.compiled[key]
-
-
-def _concrete(function, signature):
-    """Returns a compiled function of tensors of such specs."""
-    function = tf.function(function, input_signature=signature, autograph=False)
-    return function.get_concrete_function()
 
 
 def _plain_or_exact(plain, exact, *states):

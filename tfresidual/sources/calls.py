@@ -15,6 +15,7 @@ from tfresidual.layers import BatchNormalization, LayerScale, ResidualUnit, ReZe
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.shortcuts import SHORTCUTS
 from tfresidual.layers.subsampling import Subsampling
+from tfresidual.machine.compiled import concrete
 
 # The layers of a unit that compute with nothing but their settings and weights.
 KNOWN = (
@@ -55,12 +56,11 @@ class SharedCalls:
         known = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
         key = name, _kind_of(unit), *((tuple(spec.shape), spec.dtype) for spec in [*states, *known])
         if key not in self._compiled:
-            function = tf.function(
+            function = concrete(
                 functools.partial(_with_weights, unit, name, variables, len(states)),
-                input_signature=[*states, *known],
-                autograph=False,
+                [*states, *known],
                 experimental_attributes={"_noinline": True},
-            ).get_concrete_function()
+            )
             self.called[function.name.decode()] = function
             self._compiled[key] = function
         return self._compiled[key]

@@ -1,13 +1,10 @@
-"""Loads SavedModels so that nothing of them stays when they are dropped.
-
-TensorFlow's registry of gradients has no public way to remove an entry. Tried with TensorFlow 2.21.
-"""
+"""Loads SavedModels so that nothing of them stays when they are dropped."""
 
 import threading
-import weakref
 
 import tensorflow as tf
-from tensorflow.python.framework import ops
+
+from tfresidual.machine.compiled import gradients, remove_with
 
 # Two threads that load at once could not tell which entries are whose.
 _lock = threading.Lock()
@@ -22,24 +19,13 @@ def load(path):
     all others. It is removed when nothing refers to the loaded object any more.
     """
     with _lock:
-        before = set(_entries())
+        before = set(gradients())
         loaded = tf.saved_model.load(path)
-        entries = _entries()
+        entries = gradients()
         names = [
             name
             for name in set(entries) - before
             if getattr(entries[name].get("type"), "__qualname__", None) == REGISTERED
         ]
-    weakref.finalize(loaded, _remove, names).atexit = False
+    remove_with(loaded, names)
     return loaded
-
-
-def _remove(names):
-    for name in names:
-        _entries().pop(name, None)
-
-
-def _entries():
-    """Returns the registered gradients by name, a dict; an empty one if they are elsewhere."""
-    registry = getattr(ops, "gradient_registry", None)
-    return getattr(registry, "_registry", {})
