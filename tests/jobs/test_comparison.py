@@ -118,6 +118,22 @@ def test_what_probes_measured_on_all_runs_is_preferred(runs):
     assert "Not the same images: 40 test images of Digitclutter" in text_of(compare(runs))
 
 
+def test_errors_stand_beside_chance_and_their_noise(runs):
+    for folder, error in zip(runs, (0.5, 0.7), strict=True):
+        records = json.loads((folder / "probes" / "probes.json").read_text())
+        row = dict.fromkeys(("convergence_index", "recurrence_index", "divergence_index"), 0.5)
+        row = {"basis": "labels", "stage": "mean", **row, "error": error, "chance": 0.75}
+        changes = {"images": {"test": 100}, "columns": list(row), "rows": 1}
+        records["convergence_indices"] = records["readout"] | changes
+        (folder / "probes" / "probes.json").write_text(json.dumps(records))
+        pd.DataFrame([row]).to_csv(folder / "probes" / "convergence_indices.csv", index=False)
+    text = text_of(compare(runs))
+    assert "Digitclutter, 3 digits, standard error 0.05000 0.04583" in text
+    assert "of guessing 0.7500 0.7500" in text
+    # 0.7 is less than two standard errors of 0.043 below 0.75.
+    assert "Not below chance by two standard errors: gated." in text
+
+
 def test_pixels_and_digits_are_part_of_the_images(runs):
     for folder, changes in zip(runs, ({"pixels": "0-1"}, {"digits": 4}), strict=True):
         records = json.loads((folder / "probes" / "probes.json").read_text())
@@ -376,3 +392,4 @@ def test_validation_images_of_the_training_set_depend_on_how_many_are_held_out(h
     settings = Settings(data="cifar10", validation=held_out)
     text = f"512 validation images of CIFAR-10, the first of {held_out:,} held out"
     assert comparison._measured(frame, record, settings).on == text
+

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import math
 import os
 import pathlib
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import pandas as pd
 
 from tfresidual import datasets, plots
 from tfresidual.definitions.arguments import ArgumentError, checked_path
+from tfresidual.definitions.chance import noise_at
 from tfresidual.jobs.frames import read_frames
 from tfresidual.jobs.run_folder import SETTINGS_FILE, read_settings, settings_of
 from tfresidual.jobs.settings import Settings, describe, used
@@ -205,11 +207,12 @@ def _measured(frame, record, settings):
     """Returns the rows of a frame to compare, with what they were measured on in words."""
     rows, _ = of_test(frame)
     record = record or {}
-    counts = record.get("images")
+    counts, images = record.get("images"), None
     if counts:
         split = rows["split"].iloc[0] if "split" in rows and len(rows) else next(iter(counts))
         title = datasets.describe(record["data"], record.get("digits", settings.digits)).title
-        on = f"{images_text({split: counts[split]})} of {title}"
+        images = counts[split]
+        on = f"{images_text({split: images})} of {title}"
         if record["pixels"] != "standardized":
             on += f", pixels {record['pixels']}"
         if split == "validation" and describe(settings).digits is None:
@@ -217,7 +220,8 @@ def _measured(frame, record, settings):
             on += f", the first of {settings.validation:,} held out"
     else:
         on = None if counts is None else ""
-    return Measured(rows.drop(columns="split", errors="ignore"), on, record.get("options", {}))
+    options = record.get("options", {})
+    return Measured(rows.drop(columns="split", errors="ignore"), on, options, images)
 
 
 def _settings_section(runs):
@@ -257,10 +261,9 @@ def _training_section(runs, measured):
     finite = [metric for metric in metrics if histories[metric].abs().lt(float("inf")).any()]
     with style.page(runs):
         drawn = plots.network_curves(histories, finite) if finite else None
-    results = {
-        name: _results(run.log, metrics, measured[name].get("convergence_indices"))
-        for name, run in runs.items()
-    }
+    indices = {name: measured[name].get("convergence_indices") for name in runs}
+    results = {name: _results(run.log, metrics, indices[name]) for name, run in runs.items()}
+    guessing = [name for name, found in indices.items() if found and not _is_learnt(found)]
     texts = [f"{name}: {numbers_text(run.log, 'loss')}" for name, run in runs.items()]
     return Section(
         "Training",
@@ -270,7 +273,17 @@ def _training_section(runs, measured):
         reading="The best epoch has the highest validation metric; its network is the one probed "
         "below. The error on the test images is that of the network probed.",
         numbers=" ".join(texts),
+        caution=f"Not below chance by two standard errors: {', '.join(guessing)}. What probes "
+        "measure of a network that guesses says nothing about what it has learned."
+        if guessing
+        else None,
     )
+
+
+def _is_learnt(indices):
+    """Returns whether the error of a network is below chance by more than its noise."""
+    error, chance = indices.frame[["error", "chance"]].iloc[0]
+    return chance - error > noise_at(chance, indices.images)
 
 
 def _results(log, metrics, indices):
@@ -285,7 +298,10 @@ def _results(log, metrics, indices):
             best = log.loc[log[key].idxmax()]
             found |= {f"{key}, best": best[key], f"epoch of the best {key}": int(best["epoch"]) + 1}
     if indices is not None:
-        found[f"error on {indices.on or 'images that are not recorded'}"] = indices.frame[
-            "error"
-        ].iloc[0]
+        error, chance = indices.frame[["error", "chance"]].iloc[0]
+        what = f"error on {indices.on or 'images that are not recorded'}"
+        found[what] = error
+        if indices.images:
+            found[f"{what}, standard error"] = math.sqrt(error * (1 - error) / indices.images)
+        found[f"{what}, of guessing"] = chance
     return pd.Series(found, dtype=object)

@@ -41,11 +41,13 @@ class Measured:
         on: the images in words, such as "2,000 test images of MNIST", `""` if none were read, and
             `None` if it is unknown.
         options: the fields of `ProbeOptions` that it was measured with.
+        images: the number of images, `None` if it is unknown.
     """
 
     frame: Frame
     on: str | None
     options: Mapping[str, Any]
+    images: int | None = None
 
 
 def comparison_sections(
