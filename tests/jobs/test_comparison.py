@@ -392,4 +392,3 @@ def test_validation_images_of_the_training_set_depend_on_how_many_are_held_out(h
     settings = Settings(data="cifar10", validation=held_out)
     text = f"512 validation images of CIFAR-10, the first of {held_out:,} held out"
     assert comparison._measured(frame, record, settings).on == text
-
