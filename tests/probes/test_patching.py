@@ -65,6 +65,14 @@ def test_equals_numpy(settings):
     np.testing.assert_allclose(frame["effect"], ratios, rtol=1e-3)
 
 
+def test_a_difference_within_noise_is_said():
+    net, (images, labels) = network({})
+    # The mean over the pairs is 0: every image is a source as well.
+    data, source = ((one, np.zeros_like(labels)) for one in (images, images[::-1]))
+    with pytest.warns(UserWarning, match="noise"):
+        probes.patching(tfr.chain(net), data, source)
+
+
 class TestDecoder:
     model = Decoder()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import keras
@@ -12,6 +14,7 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError, check_choice, check_ints, is_int
+from tfresidual.definitions.chance import STANDARD_ERRORS
 from tfresidual.definitions.declarations import (
     ZERO,
     Column,
@@ -24,7 +27,13 @@ from tfresidual.definitions.declarations import (
 )
 from tfresidual.machine.compiled import compiled
 from tfresidual.machine.console import progress_bar
-from tfresidual.probes.measure import block_places, joined_splits, repeated, weighted_mean
+from tfresidual.probes.measure import (
+    block_places,
+    joined_splits,
+    repeated,
+    standard_error,
+    weighted_mean,
+)
 from tfresidual.probes.predictions import (
     FIRST,
     LABEL,
@@ -155,7 +164,8 @@ def patching(
     - `difference`: `patched_logit` minus `logit`.
     - `effect`: `difference` divided by `source_logit` minus `logit`: 0 if the state changes
       nothing, 1 if it carries all that distinguishes the runs. Without `per_image`, it is a ratio
-      of means. NaN if the logits of both runs are the same.
+      of means, with a warning if the runs differ by less than two standard errors. NaN if the
+      logits of both runs are the same.
 
     With `metric="probability"`, the first three are `probability`, `source_probability` and
     `patched_probability`, those of the target. With `metric="kl"`, they are `kl`, `source_kl` and
@@ -218,6 +228,12 @@ def patching(
     chain = scored_chain(chain, per_image=per_image, progress=progress)
     if chain.prepare is not None:
         chain.prepare()
+    if isinstance(source, Mapping) and not isinstance(data, Mapping):
+        raise ArgumentError(
+            "source",
+            "be images and labels as `data` is, such as a pair of them: a dict is taken for splits",
+            said=f"a dict with the keys {list(source)!r}",
+        )
     parts, others = splits_of(data), splits_of(source)
     if source is not None and set(parts) != set(others):
         raise ArgumentError(
@@ -531,6 +547,8 @@ def _frame(chain, values, what, is_each, per_image):
     logits = [np.where(is_there, values[name], np.nan)[:, None, None] for name in RUNS[:2]]
     logits = [np.broadcast_to(logit, patched.shape) for logit in logits]
     runs = dict(zip(RUNS, [*(logit.astype(float) for logit in logits), patched], strict=True))
+    if not per_image:
+        _warn_of_noise(logits[1][:, 0, 0] - logits[0][:, 0, 0], values[WEIGHTS] * is_there)
     if per_image:
         position, image = np.nonzero((valid if is_each else np.ones_like(valid)).T)
         examples = {"position": position, "image": image}
@@ -550,6 +568,19 @@ def _frame(chain, values, what, is_each, per_image):
     whole = frame["source_logit"] - frame["logit"]
     frame["effect"] = frame["difference"] / whole.where(whole != 0)
     return frame
+
+
+def _warn_of_noise(differences, weights):
+    """Warns if the runs on data and source differ by less than noise in what is measured."""
+    mean, error = weighted_mean(differences, weights), standard_error(differences, weights)
+    if abs(mean) < STANDARD_ERRORS * error:
+        warnings.warn(
+            f"The runs on `data` and `source` differ by {mean:.3g} in what is measured, "
+            f"with a standard error of {error:.2g}: `effect`, a share of this difference, is "
+            "noise. Read `difference`, or choose pairs or a `target` for which the runs differ, "
+            'such as `target=("label", "source label")`.',
+            stacklevel=4,
+        )
 
 
 def frames(chain, data, options, progress):
