@@ -186,7 +186,7 @@ VARIANTS = {
 
 
 def test_public_names():
-    assert sorted({*FIGURES, "images"}) == plots.__all__
+    assert sorted({*FIGURES, "images", "lens_map"}) == plots.__all__
     assert all(callable(getattr(plots, name)) for name in plots.__all__)
 
 

@@ -76,6 +76,12 @@ class TestDecoder:
             np.testing.assert_allclose(
                 frame[name], wanted[name].ravel(), rtol=1e-5, atol=1e-5, err_msg=name
             )
+        # The label has the highest output where its rank is 1.
+        label = np.tile(labels[labels >= 0], len(wanted["kl"]))
+        np.testing.assert_array_equal(frame["predicted"] == label, frame["rank"] == 1)
+        final = frame["predicted"].to_numpy().reshape(len(wanted["kl"]), -1)
+        agrees = frame["agreement"].to_numpy().reshape(final.shape)
+        np.testing.assert_array_equal(final == final[-1], agrees == 1)
 
     @pytest.mark.compiled
     def test_means_are_over_all_positions_with_a_label_in_any_batches(self):

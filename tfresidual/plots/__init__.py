@@ -25,6 +25,7 @@ from tfresidual.plots.blocks import (
     weight_deviations,
 )
 from tfresidual.plots.images import images
+from tfresidual.plots.positions import lens_map
 from tfresidual.plots.pruning import pruning
 from tfresidual.plots.routes import (
     borderline,
@@ -67,6 +68,7 @@ __all__ = [
     "iterative_inference",
     "l2_ratio",
     "lens",
+    "lens_map",
     "line_element",
     "lipschitz_bounds",
     "network_curves",

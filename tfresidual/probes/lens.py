@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 OWN, FINAL = "own", "final"
 SETTING = Setting(f"`normalize` must be {OWN!r}", f"normalize={FINAL!r}")
 METRICS = ("cross_entropy", "rank", "probability", "kl", "agreement", "entropy")
+# The predicted class, of single positions.
+PREDICTED = "predicted"
 
 
 DECLARATION = Probe(
@@ -155,7 +157,8 @@ def lens(
         state before the first block of the stage) and the metrics. They are NaN where the state
         does not have the shape of the one that the head takes in the network. If `data` is a dict,
         `split` is the first column. With `per_image`, `image` (from 0) comes after `block`; with
-        `per_position`, `image` and `position`.
+        `per_position`, `image` and `position`, and the last column is `predicted`, the class with
+        the highest output, unless a position has several labels.
 
     Raises:
         ValueError: if an argument cannot be used, or the outputs of the network are not classes;
@@ -208,10 +211,20 @@ def _batch_values(chain, per_position, normalize, images, labels):
     read = labels_of(chain, labels, final, logits, has_several)
     kind = _Sigmoids if has_several else _Softmax
     network = kind(logits, read)
-    of_network = network.metrics(network)
+    with_class = per_position and not has_several
+
+    def all_of(prediction):
+        found = prediction.metrics(network)
+        if with_class:
+            named = tf.cast(prediction.named, found.dtype)
+            named = tf.where(prediction.is_finite, named, float("nan"))
+            found = tf.concat([found, named[..., None]], axis=-1)
+        return found
+
+    of_network = all_of(network)
 
     def metrics_of(state):
-        return kind(logits_of(chain.outputs, head(state))[0], read).metrics(network)
+        return all_of(kind(logits_of(chain.outputs, head(state))[0], read))
 
     # The head has been applied to the last state.
     others = [
@@ -238,7 +251,8 @@ def _batch_values(chain, per_position, normalize, images, labels):
     table = tf.stack(columns, axis=-1)
     if not per_position:
         table = over_positions(table, read.counted)
-    return dict(zip(METRICS, tf.unstack(table, axis=-2), strict=True)) | {COUNTED: read.counted}
+    names = (*METRICS, PREDICTED) if with_class else METRICS
+    return dict(zip(names, tf.unstack(table, axis=-2), strict=True)) | {COUNTED: read.counted}
 
 
 def _with_statistics_of(chain, last):
