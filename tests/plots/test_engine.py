@@ -207,7 +207,11 @@ class TestScales:
         figure = getattr(plots, name)(frame)
         assert [axes.get_yscale() for axes in panels(figure)] == scales
         for axes, scale in zip(panels(figure), scales, strict=True):
-            assert ("(log scale)" in axes.get_ylabel()) == (scale != "linear")
+            label = axes.get_ylabel()
+            assert ("(log scale" in label, "linear near 0)" in label) == (
+                scale != "linear",
+                scale == "symlog",
+            )
 
     def test_zero_has_a_place_on_a_logarithmic_axis(self):
         frame = make.state_frame(LENS, blocks=60)

@@ -31,6 +31,8 @@ _EFFECTS = LinearSegmentedColormap.from_list(
 )
 _EPOCHS = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.86, 256)))
 _COMPLEMENT = "1 - "
+# What the label of an axis says of its scale; 0 has no place on a logarithmic one.
+_SCALES = {"log": "log scale", "symlog": "log scale, linear near 0"}
 
 
 def draw(frame, drawing, **arguments):
@@ -122,7 +124,7 @@ class _Figure:
         axes = {over: Places(table, drawing, over) for over in dict.fromkeys(overs)}
         self.axes = {panel: axes[over] for panel, over in zip(drawing.panels, overs, strict=True)}
         self.marks = {line.mark for panel in drawing.panels for line in panel.lines}
-        self.cells, self.is_log, self.image = [], {}, None
+        self.cells, self.scales, self.image = [], {}, None
 
     def draw(self, title, handles):
         self._lay_out(title)
@@ -386,13 +388,13 @@ class _Figure:
             elif panel.scale == "log":
                 if (values > 0).any():
                     style.log_scale(axes)
-                    self.is_log[panel] = True
             elif panel.scale == "wide":
-                self.is_log[panel] = style.wide_scale(axes, values)
+                style.wide_scale(axes, values)
             elif panel.scale == "signed":
-                self.is_log[panel] = style.signed_scale(axes, values)
+                style.signed_scale(axes, values)
                 if not panel.levels and (values < 0).any():
                     axes.axhline(0.0, color=style.INK, linewidth=1.0, zorder=1.5, gid="0")
+            self.scales[panel] = axes.get_yscale()
             if panel.from_zero and panel.scale == "share":
                 axes.set_ylim(0, axes.get_ylim()[1] if np.nanmax(values) > 0 else 1)
             elif panel.from_zero:
@@ -427,10 +429,11 @@ class _Figure:
         figure.align_ylabels()
 
     def _label_of(self, panel):
-        if not self.is_log.get(panel):
+        scale = _SCALES.get(self.scales.get(panel))
+        if scale is None:
             return panel.label
         between = "\n" if "panel" in self.drawing.rows and "\n" not in panel.label else " "
-        return f"{panel.label}{between}(log scale)"
+        return f"{panel.label}{between}({scale})"
 
     def _title(self, axes, keys):
         """Returns the text above a panel."""

@@ -116,7 +116,7 @@ DECLARATION = Probe(
             source="Jastrzebski et al. 2018, equations 2 to 4",
             finding="first_order",
             drawing=Drawing(
-                "First-order share",
+                "First-order terms",
                 (
                     Panel(
                         "mean change of the loss",
