@@ -14,6 +14,7 @@ import functools
 import math
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -67,11 +68,9 @@ class MeasuredStep:
         self.replicas: int = model.distribute_strategy.num_replicas_in_sync
         shape = (self.replicas, self.rows, len(blocks), len(METRICS) + 1)
         self._empty = np.full(shape, np.nan, np.float32)
-        self._values = tf.Variable(self._empty, trainable=False)
+        self._values = _variable(self._empty)
         # Every replica counts its own steps.
-        self._steps = [
-            tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(self.replicas)
-        ]
+        self._steps = [_variable(np.int64(0)) for _ in range(self.replicas)]
         self._read = 0
         # What begins and ends at every place, by operation.
         self._places: dict[int, Any] = {}
@@ -202,6 +201,13 @@ class MeasuredStep:
             (step, values[step // self.every % self.rows])
             for step in range(first, steps, self.every)
         ]
+
+
+def _variable(value):
+    """Returns a variable that is the same one on all replicas, also within the scope of these."""
+    # The scope of a strategy belongs to its thread.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(tf.Variable, value, trainable=False).result()
 
 
 def _numbers_per_image(loss, labels, model):

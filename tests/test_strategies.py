@@ -105,8 +105,10 @@ def plain_network():
 
 weights, labels = rng.random(12).astype("float32"), rng.integers(0, 5, 13)
 
-def steps(scope, reduction, weights, measures=True):
+def steps(of, reduction, weights, measures=True):
     keras.utils.set_random_seed(1)
+    # Users train within the scope, or outside of it.
+    scope = contextlib.nullcontext() if of is alone else of.scope()
     with scope:
         net = plain_network()
         of_images = keras.losses.SparseCategoricalCrossentropy(reduction=reduction)
@@ -115,13 +117,15 @@ def steps(scope, reduction, weights, measures=True):
     options = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
     # As many images for both devices: Keras adds means of equal weight.
     given = images[:12], labels[:12]
-    history = net.fit(*given, sample_weight=weights, callbacks=chosen, **options).history
+    again = contextlib.nullcontext() if weights is None or of is alone else of.scope()
+    with again:
+        history = net.fit(*given, sample_weight=weights, callbacks=chosen, **options).history
     return history, net.get_weights()
 
 for reduction, weighted in (("sum_over_batch_size", None), ("sum", weights)):
-    alone_, _ = steps(contextlib.nullcontext(), reduction, weighted)
-    found, after = steps(strategy.scope(), reduction, weighted)
-    _, unmeasured = steps(strategy.scope(), reduction, weighted, measures=False)
+    alone_, _ = steps(alone, reduction, weighted)
+    found, after = steps(strategy, reduction, weighted)
+    _, unmeasured = steps(strategy, reduction, weighted, measures=False)
     for key, values in alone_.items():
         np.testing.assert_allclose(found[key], values, rtol=1e-4, err_msg=key)
     for one, other in zip(after, unmeasured, strict=True):
