@@ -10,7 +10,7 @@ MYPY = $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir
 # Small operations in two processes: more threads only wait for each other.
 ONE_THREAD := TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 OMP_NUM_THREADS=1
 
-.PHONY: study test style suite format benchmarks docs notebooks clean
+.PHONY: study test style suite format benchmarks docs notebooks release clean
 
 study: $(VENV)/package
 	$(BIN)/tfresidual study
@@ -40,6 +40,10 @@ notebooks: $(VENV)/docs
 
 benchmarks: $(VENV)/benchmarks
 	$(BIN)/python benchmarks/run.py
+
+# Version, changelog, sdist, wheel and checks; uploads nothing: make release VERSION=0.2.0
+release:
+	INTERPRETERS="$(PYTHON)" $(PYTHON) .ci/release "$(VERSION)"
 
 # The package is installed as its users have it: tests do not run against the files here. The
 # folder build/ would carry over modules that are gone.

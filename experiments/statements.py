@@ -237,8 +237,44 @@ def says(found, kinds):
     return all(found[id].kind == kind for id, kind in kinds.items())
 
 
+def all_of(kind, *ids):
+    """Returns a dict from statements to the class that all of them have."""
+    return dict.fromkeys(ids, kind)
+
+
 # Sentences of the first screen, with the classes without which they are not printed.
-SENTENCES: tuple[tuple[str, dict[str, str]], ...] = ()
+SENTENCES: tuple[tuple[str, dict[str, str]], ...] = (
+    (
+        "*What training does.* No block of a network that has learnt is decisive. Where it fits "
+        "its training images, its last blocks, and repetitions of the last one, go on lowering "
+        "the training loss and raise the test loss (II).",
+        all_of(CONFIRMED, "II-3b", "II-6b1", "II-6b2", "II-7b1", "II-7b2"),
+    ),
+    (
+        "With weight decay, the distance that an image travels stops growing with depth, and its "
+        "steps become smaller: that survives of PI. Before training, the distance doubles with "
+        "the depth; that it does in shallow networks does not survive.",
+        all_of(CONFIRMED, "PI-3a2", "PI-4", "PI-6b") | all_of(REFUTED, "PI-3a1", "PI-6a"),
+    ),
+    (
+        "Shortcuts of 1x1 convolutions, with dropout, with exclusive gates, or scaled are worse "
+        "than the identity, and in training error too (IM).",
+        all_of(CONFIRMED, "IM-T1a", "IM-T1b", "IM-T1d", "IM-T1e", "IM-T1f", "IM-3"),
+    ),
+    (
+        "*What initialization does.* States that explode when the last block is repeated, and "
+        "scaled perturbations under 0.2 in deep networks, are there before any training. Where "
+        "blocks are shared naively, states explode with the statistics that batch norm begins "
+        "with, and not with those of images (II, PI).",
+        all_of(ALSO_UNTRAINED, "II-7a", "PI-7b") | {"II-8c1": CONFIRMED, "II-8c2": REFUTED},
+    ),
+    (
+        "*What else is refuted.* Statistics of their own do not make the first states of a shared "
+        "network smaller; its l2 ratios do not go as those of the unshared one; a step of descent "
+        "on a convolution does not move its output down the gradient (II).",
+        all_of(REFUTED, "II-9b2", "II-18c", "II-A1b"),
+    ),
+)
 
 
 def table_of(paper, found, frames_of):

@@ -339,8 +339,8 @@ def concatenated(parts):
 
 
 def _checked(batches, chain=None, with_labels=False, with_all=False):
-    """Yields batches as tensors with weights, and warns if they have many shapes."""
-    first, shapes = None, set()
+    """Yields batches as tensors with weights; warns of many shapes, and of images with gaps."""
+    first, shapes, is_finite = None, set(), True
     for images, labels, weights in batches:
         images = _images_of(images, chain, labels)
         count = len(keras.tree.flatten(images)[0])
@@ -362,6 +362,13 @@ def _checked(batches, chain=None, with_labels=False, with_all=False):
             given = (images, labels, of_images, weights)
             images, labels, of_images, weights = chosen_of(given, of_images > 0)
         if len(labels):
+            if is_finite and not all(map(_is_finite, keras.tree.flatten(images))):
+                is_finite = False
+                warnings.warn(
+                    "The data holds images with NaN or infinite numbers: what is measured on them, "
+                    "and every mean over them, is NaN or says nothing.",
+                    stacklevel=2,
+                )
             if with_labels and chain is not None:
                 labels = prepared_labels(chain, images, labels, weights)
             yield images, labels, of_images
@@ -371,6 +378,10 @@ def _checked(batches, chain=None, with_labels=False, with_all=False):
             "them. Padded to a few lengths, they take less time.",
             stacklevel=2,
         )
+
+
+def _is_finite(tensor):
+    return not tensor.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(tensor)))
 
 
 def chosen_of(batch, is_chosen):
