@@ -163,7 +163,7 @@ def test_probes(tmp_path):
     check(PROBES, tmp_path, "readout")
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_further_probes(tmp_path):
     names = (
         "attribution convergence_indices drop_blocks first_order lens patching perturbation "
@@ -172,7 +172,7 @@ def test_further_probes(tmp_path):
     check(PROBES, tmp_path, *names.split())
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_callbacks(tmp_path):
     check(CALLBACKS, tmp_path)
 

@@ -319,7 +319,9 @@ def test_fixup_counts_all_branches_and_begins_with_a_classifier_of_zeros(transit
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", BRANCHES)
+@pytest.mark.parametrize(
+    "name", ["dropped", *(pytest.param(n, marks=pytest.mark.nightly) for n in list(BRANCHES)[1:])]
+)
 def test_probes_routes_and_exports_see_no_dropping(name, tmp_path):
     """Frames are those of the same weights without dropping, also from a SavedModel."""
     keras.utils.set_random_seed(0)

@@ -9,7 +9,8 @@ from reference.random_network import random_network
 
 import tfresidual as tfr
 
-pytestmark = pytest.mark.system
+# A data set is added in every run, in the same way.
+pytestmark = pytest.mark.nightly
 
 # A path in bold or at its first mention, and the code below it.
 STEP = re.compile(r"`((?:tfresidual|callbacks)/[\w/]+\.py)`[^`]*?```python\n(.*?)```", re.S)

@@ -290,9 +290,8 @@ def test_models_of_keras_hub_have_fewer_layers(name, tmp_path):
             surgery.without_blocks(model, blocks[:1], **HUB[name])
 
 
-@pytest.mark.parametrize(
-    "name", ["ViTBackbone", pytest.param("BertBackbone", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["ViTBackbone", "BertBackbone"])
 def test_a_model_of_keras_hub_inside_of_another(name, tmp_path):
     """A functional model that calls it has one of fewer layers."""
     from sources import zoo
