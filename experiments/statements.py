@@ -253,7 +253,7 @@ SENTENCES: tuple[tuple[str, dict[str, str]], ...] = (
     (
         "With weight decay, the distance that an image travels stops growing with depth, and its "
         "steps become smaller: that survives of PI. Before training, the distance doubles with "
-        "the depth; that it does in shallow networks does not survive.",
+        "the depth; trained networks do not show that, shallow ones no more than deep ones.",
         all_of(CONFIRMED, "PI-3a2", "PI-4", "PI-6b") | all_of(REFUTED, "PI-3a1", "PI-6a"),
     ),
     (
