@@ -95,7 +95,7 @@ SMALL = {
 TRAINED = {
     "II": "ResNet-56 (3 x 9 blocks, 16 channels first) was trained for 15 epochs on 48,000 images; "
     "*few images*: on 8,000 without augmentation for 40 epochs, to fit them. *Single "
-    "representation* and *average pooling* have 24 channels and 10 epochs. Shared networks have 3 "
+    "representation* and *average pooling* have 16 channels and 6 epochs. Shared networks have 3 "
     "x 18 steps of 8 channels first, ResNet-38 3 x 6 blocks, 4 epochs. Blocks are shared from the "
     "sixth on.",
     "IC": "3 x 16 blocks, 16 channels first: 6 epochs on 48,000 images of CIFAR-10 (JPEG q75), "
