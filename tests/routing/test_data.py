@@ -228,6 +228,15 @@ def test_many_shapes_are_warned_of():
         probes.perturbation(chain, iter(images))
 
 
+def test_images_without_a_number_are_warned_of(chain):
+    images = IMAGES.copy()
+    images[0, 0] = np.nan
+    assert len(probes.block_metrics(chain, (images, INDICES)))
+    images[0] = np.nan
+    with pytest.warns(UserWarning, match="no number is finite"):
+        probes.block_metrics(chain, (images, INDICES))
+
+
 def test_a_loss_by_hand_says_itself_what_it_takes():
     def ignoring(labels, outputs):
         kept = ops.cast(labels >= 0, "float32")

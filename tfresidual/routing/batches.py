@@ -340,7 +340,7 @@ def concatenated(parts):
 
 def _checked(batches, chain=None, with_labels=False, with_all=False):
     """Yields batches as tensors with weights; warns of many shapes, and of images with gaps."""
-    first, shapes, is_finite = None, set(), True
+    first, shapes, is_whole = None, set(), True
     for images, labels, weights in batches:
         images = _images_of(images, chain, labels)
         count = len(keras.tree.flatten(images)[0])
@@ -362,10 +362,10 @@ def _checked(batches, chain=None, with_labels=False, with_all=False):
             given = (images, labels, of_images, weights)
             images, labels, of_images, weights = chosen_of(given, of_images > 0)
         if len(labels):
-            if is_finite and not all(map(_is_finite, keras.tree.flatten(images))):
-                is_finite = False
+            if is_whole and any(map(_has_gaps, keras.tree.flatten(images))):
+                is_whole = False
                 warnings.warn(
-                    "The data holds images with NaN or infinite numbers: what is measured on them, "
+                    "The data holds images in which no number is finite: what is measured on them, "
                     "and every mean over them, is NaN or says nothing.",
                     stacklevel=2,
                 )
@@ -380,8 +380,12 @@ def _checked(batches, chain=None, with_labels=False, with_all=False):
         )
 
 
-def _is_finite(tensor):
-    return not tensor.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(tensor)))
+def _has_gaps(tensor):
+    """Returns whether no number of an image is finite; single ones may be under padding."""
+    if not tensor.dtype.is_floating or tensor.shape.rank < 2:
+        return False
+    has_some = tf.reduce_any(tf.math.is_finite(tensor), axis=range(1, tensor.shape.rank))
+    return not bool(tf.reduce_all(has_some))
 
 
 def chosen_of(batch, is_chosen):
