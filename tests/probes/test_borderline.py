@@ -243,6 +243,7 @@ def test_equals_numpy(settings, groups):
     assert images["prediction"].tolist() == predictions
 
 
+@pytest.mark.filterwarnings("ignore:The data holds images in which no number is finite")
 def test_images_of_two_classes_with_one_output():
     chain = output_chain(same, classes=1, outputs="label_probabilities")
     p = np.array([0.55, 0.9, 0.2, np.nan], "float32")
