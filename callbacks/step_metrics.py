@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import keras
 import numpy as np
 import pandas as pd
-import tensorflow as tf
 
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
@@ -32,6 +31,7 @@ from tfresidual.machine.files import check_can_write
 from tfresidual.machine.first_step import changed_method
 from tfresidual.probes.block_metrics import metrics_of
 from tfresidual.probes.logs import log_key
+from tfresidual.routing.devices import is_elsewhere
 from tfresidual.routing.losses import single
 from tfresidual.sources.places import places_of
 
@@ -430,7 +430,6 @@ def _check(model):
     loss, own = single(model.loss), changed_method(model)
     weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
     strategy = model.distribute_strategy
-    is_here = isinstance(strategy, tf.distribute.MirroredStrategy)
     if not model.built:
         what, received = "a defined input, such as a `keras.Input`", "a model that is not built"
     elif own:
@@ -446,7 +445,7 @@ def _check(model):
     elif model.jit_compile:
         what = "`compile(jit_compile=False)`: XLA would round otherwise with and without metrics"
         received = f"jit_compile={model.jit_compile!r}"
-    elif strategy.num_replicas_in_sync > 1 and not is_here:
+    elif is_elsewhere(strategy):
         what = "one replica, or a `tf.distribute.MirroredStrategy`"
         received = f"a {type(strategy).__name__}"
     else:

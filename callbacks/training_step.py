@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.metrics import wide
 from tfresidual.routing.block_values import values_of_block
+from tfresidual.routing.devices import this_replica
 from tfresidual.routing.losses import single
 
 if TYPE_CHECKING:
@@ -103,8 +104,7 @@ class MeasuredStep:
         if self._numbers is None:
             self._numbers = _numbers_per_image(self._loss, labels, self.model)
         parts = tf.nest.flatten(data, expand_composites=True)
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        replica = int(tf.get_static_value(replica))
+        replica = this_replica()
         # At the end of data of unknown length, TensorFlow runs once more what needs no batch.
         with tf.control_dependencies([part for part in parts if part is not None][:1]):
             step = self._steps[replica].assign_add(1) - 1

@@ -16,3 +16,8 @@ def noise_at(chance: float, images: float | None) -> float:
     if not images:
         return 0.0
     return STANDARD_ERRORS * math.sqrt(chance * (1 - chance) / images)
+
+
+def is_below(error: float, chance: float, images: float | None) -> bool:
+    """Returns whether an error is below that of guessing by more than noise, see `noise_at`."""
+    return bool(chance - error > noise_at(chance, images))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import math
 import os
 import pathlib
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import pandas as pd
 
 from tfresidual import datasets, plots
 from tfresidual.definitions.arguments import ArgumentError, checked_path
-from tfresidual.definitions.chance import noise_at
+from tfresidual.definitions.chance import is_below
 from tfresidual.jobs.frames import read_frames
 from tfresidual.jobs.run_folder import SETTINGS_FILE, read_settings, settings_of
 from tfresidual.jobs.settings import Settings, describe, used
@@ -25,7 +24,7 @@ from tfresidual.plots.declared import FIGURES, frames_of
 from tfresidual.probes.logs import blocks_of, from_logs
 from tfresidual.report import Section, numbers_text, write
 from tfresidual.report.comparison import Measured, comparison_sections
-from tfresidual.report.findings import of_test
+from tfresidual.report.findings import error_of_share, of_test
 from tfresidual.report.study import images_text
 from tfresidual.report.tables import from_settings
 from tfresidual.training.checkpoints import REMEDY as REMEDY_OF_LOGS
@@ -263,7 +262,11 @@ def _training_section(runs, measured):
         drawn = plots.network_curves(histories, finite) if finite else None
     indices = {name: measured[name].get("convergence_indices") for name in runs}
     results = {name: _results(run.log, metrics, indices[name]) for name, run in runs.items()}
-    guessing = [name for name, found in indices.items() if found and not _is_learnt(found)]
+    guessing = [
+        name
+        for name, found in indices.items()
+        if found and not is_below(*found.frame[["error", "chance"]].iloc[0], found.images)
+    ]
     texts = [f"{name}: {numbers_text(run.log, 'loss')}" for name, run in runs.items()]
     return Section(
         "Training",
@@ -278,12 +281,6 @@ def _training_section(runs, measured):
         if guessing
         else None,
     )
-
-
-def _is_learnt(indices):
-    """Returns whether the error of a network is below chance by more than its noise."""
-    error, chance = indices.frame[["error", "chance"]].iloc[0]
-    return chance - error > noise_at(chance, indices.images)
 
 
 def _results(log, metrics, indices):
@@ -302,6 +299,6 @@ def _results(log, metrics, indices):
         what = f"error on {indices.on or 'images that are not recorded'}"
         found[what] = error
         if indices.images:
-            found[f"{what}, standard error"] = math.sqrt(error * (1 - error) / indices.images)
+            found[f"{what}, standard error"] = error_of_share(error, indices.images)
         found[f"{what}, of guessing"] = chance
     return pd.Series(found, dtype=object)

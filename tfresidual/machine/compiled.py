@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 # The attribute of an operation that names its gradient, and how TensorFlow begins such names.
 _GRADIENT, _OWN = "_gradient_op_type", "CustomGradient-"
@@ -45,9 +45,8 @@ def _traced(made):
     return traced
 
 
-def remove_with(owner: Any, names: Iterable[str]) -> None:
+def remove_with(owner: Any, names: Sequence[str]) -> None:
     """Removes registered gradients when nothing refers to their owner any more."""
-    names = list(names)
     if names:
         weakref.finalize(owner, _remove, names).atexit = False
 

@@ -95,7 +95,7 @@ def lens_map(
         look = {"color": "white" if is_dark else style.INK, "fontsize": style.SMALL_SIZE}
         word = _word(words, int(predicted[row, position]))
         axes.text(position, row, word, ha="center", va="center", **look, **style.PLAIN)
-    states = list(dict.fromkeys(table.index.droplevel("image")))
+    states = list(table.index.droplevel("image"))
     names = ["first state" if block < 0 else f"block {block}" for _, block in states]
     if len({stage for stage, _ in states}) > 1:
         names = [f"stage {stage}, {name}" for (stage, _), name in zip(states, names, strict=True)]
@@ -138,6 +138,6 @@ def _word(words, index):
 
 
 def _short(text):
-    """Returns a text as it fits into a cell; spaces at its ends are seen."""
+    """Returns a text as it fits into a cell; ends of lines are seen."""
     text = text.replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -338,10 +338,9 @@ def are_sources(chain, images, labels):
     shape = shape_of_outputs(chain, images)
     key = ("counted images", getattr(chain.loss, "ignore_class", None), *key_of([images, labels]))
     if key not in chain.compiled:
-        chain.compiled[key] = tf.function(
+        chain.compiled[key] = compiled(
             lambda images, labels: counted_images(chain.given(images), labels, shape),
-            input_signature=[spec_of(images), spec_of(labels)],
-            autograph=False,
+            [spec_of(images), spec_of(labels)],
         )
     found = chain.compiled[key](images, labels)
     return np.ones(len(labels), bool) if found is None else found.numpy()

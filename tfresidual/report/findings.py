@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from tfresidual.definitions.chance import STANDARD_ERRORS, noise_at
+from tfresidual.definitions.chance import STANDARD_ERRORS, is_below
 
 BELOW, UNDECIDED, ABOVE = -1, 0, 1
 _BEYOND = "by more than two standard errors over the images"
@@ -138,7 +138,7 @@ def of_indices(frames):
 def errs_less_than_chance(frames):
     """Returns whether the error on test images is more than two standard errors below chance."""
     row = of_test(frames["convergence_indices"])[0].iloc[0]
-    return bool(row["chance"] - row["error"] > noise_at(row["chance"], count_images(frames)))
+    return is_below(row["error"], row["chance"], count_images(frames))
 
 
 def count_images(frames):

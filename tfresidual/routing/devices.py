@@ -53,7 +53,7 @@ class Replicas:
     ) -> None:
         self._strategy = strategy
         self._count = strategy.num_replicas_in_sync
-        self._own = [weight for weight in weights if not weight.trainable]
+        self._weights = weights
 
     def split(self, values: Any) -> Any:
         """Returns equal shares of tensors, one per replica; copies of the last image fill up."""
@@ -73,21 +73,26 @@ class Replicas:
 
     def compiled(self, function: Callable[..., Any], signature: Sequence[Any]) -> Any:
         """Returns a compiled function of shares; it returns a tuple of the results of all."""
+        own = [weight for weight in self._weights if not weight.trainable]
 
         def on_all(parts):
             local = self._strategy.experimental_local_results
-            first = [tf.convert_to_tensor(local(weight.value)[0]) for weight in self._own]
-            known = list(zip(self._own, first, strict=True))
+            known = [(weight, tf.convert_to_tensor(local(weight.value)[0])) for weight in own]
 
             def on_one():
-                place = tf.distribute.get_replica_context().replica_id_in_sync_group
                 with keras.StatelessScope(state_mapping=known):
-                    return function(*parts[int(tf.get_static_value(place))])
+                    return function(*parts[this_replica()])
 
             return local(self._strategy.run(on_one))
 
         whole = compiled(on_all, [(tuple(signature),) * self._count])
         return lambda *shares: whole(tuple(zip(*shares, strict=True)))
+
+
+def this_replica() -> int:
+    """Returns the number of the replica that runs or is traced, from 0; 0 without a strategy."""
+    context = tf.distribute.get_replica_context()
+    return int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 def devices_of(chain: Chain) -> OneDevice | Replicas:
@@ -99,14 +104,18 @@ def devices_of(chain: Chain) -> OneDevice | Replicas:
 
 def checked_strategy(strategy: Any) -> tf.distribute.MirroredStrategy | None:
     """Returns the strategy of an argument, `None` if it has one replica."""
-    is_strategy = isinstance(strategy, tf.distribute.Strategy)
-    if not is_strategy or (known_strategy(strategy) is None and strategy.num_replicas_in_sync > 1):
+    if not isinstance(strategy, tf.distribute.Strategy) or is_elsewhere(strategy):
         raise ArgumentError(
             "strategy",
             "be a `tf.distribute.MirroredStrategy`, whose devices are all in this machine",
             said=f"strategy={strategy!r} of type {type(strategy).__name__}",
         )
     return known_strategy(strategy)
+
+
+def is_elsewhere(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether a strategy has several replicas of another kind than `known_strategy`."""
+    return strategy.num_replicas_in_sync > 1 and known_strategy(strategy) is None
 
 
 def known_strategy(strategy: tf.distribute.Strategy) -> tf.distribute.MirroredStrategy | None:

@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.machine.compiled import compiled
 from tfresidual.routing.images import check_images, key_of, spec_of
 from tfresidual.routing.losses import takes_signs
 from tfresidual.routing.outputs import check_labels
@@ -150,11 +151,10 @@ def _compiled(chain, images, labels, outputs):
     key = ("labels", *settings, *key_of([images, labels]))
     if key not in chain.compiled:
         is_weighted = tf.TensorSpec([None, labels.shape[1]], bool)
-        chain.compiled[key] = tf.function(
+        chain.compiled[key] = compiled(
             lambda images, labels, is_weighted: labels_within(
                 chain.given(images), labels, outputs, is_weighted
             ),
-            input_signature=[spec_of(images), spec_of(labels), is_weighted],
-            autograph=False,
+            [spec_of(images), spec_of(labels), is_weighted],
         )
     return chain.compiled[key]

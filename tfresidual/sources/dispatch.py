@@ -161,8 +161,7 @@ def _chain_of(source, options):
         found = saved_model_chain(path)
         return dataclasses.replace(found, strategy=known_strategy(tf.distribute.get_strategy()))
     if isinstance(source, keras.Model):
-        of_model = _of_residual_network if is_network else chain_of_model
-        found = of_model(source, **({} if is_network else options))
+        found = _of_residual_network(source) if is_network else chain_of_model(source, **options)
         return dataclasses.replace(found, strategy=known_strategy(source.distribute_strategy))
     raise ArgumentError(
         "source",
