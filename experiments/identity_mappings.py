@@ -19,9 +19,10 @@ from catalogue import (
     table_by,
     those,
 )
+from clock import clocked
 from drawing import in_a_row, panels, table
 from judging import mean_of, sampled, share
-from measures import clocked, first_signal, history, summary
+from measures import first_signal, history, summary
 
 from tfresidual import training
 from tfresidual.jobs.settings import Settings

@@ -20,6 +20,7 @@ from catalogue import (
     statement,
     those,
 )
+from clock import clocked
 from drawing import panels, table, titled
 from inverse_problem import (
     KINDS,
@@ -31,7 +32,7 @@ from inverse_problem import (
     trajectories,
 )
 from judging import Measured, every, mean_of, paired, ranks, sampled, share, slope
-from measures import IMAGES, clocked, history, indices, route_errors, summary, weights
+from measures import IMAGES, history, indices, route_errors, summary, weights
 
 from tfresidual import plots, training
 from tfresidual.jobs.settings import Settings

@@ -24,6 +24,7 @@ from catalogue import (
     table_by,
     those,
 )
+from clock import clocked
 from drawing import in_a_row, panels, ranged, table
 from judging import Case, Measured, every, mean_of, paired, ranks, sampled, share
 from measures import (
@@ -33,7 +34,6 @@ from measures import (
     borderline,
     by_epoch,
     chosen_scales,
-    clocked,
     drop_blocks,
     first_order,
     first_signal,
@@ -132,8 +132,8 @@ def resnet(size, layers, seed, strategy=None, label=None, **kwargs):
 
 
 def learnt(seed):
-    """ResNet-56 at the size `trained`."""
-    return resnet("trained", 56, seed, **LEARNT)
+    """ResNet-110 at the size `trained`."""
+    return resnet("trained", 110, seed, **LEARNT)
 
 
 def overfitted(seed):
@@ -153,7 +153,7 @@ def deep(size, seed):
 def published(size, seed):
     """The four networks of section 4; three at the size `trained`."""
     if size == "trained":
-        first, more = learnt(seed), {"epochs": 6}
+        first, more = learnt(seed), {"epochs": 10}
         labels = ("single representation", "average pooling")
     else:
         first, more, labels = resnet(size, 110, seed), {}, DEEP
@@ -167,14 +167,15 @@ def published(size, seed):
 @over_seeds(TRAINED)
 def shared(size, seed):
     """Unshared networks of two depths, and the strategies of sharing."""
-    return [
-        resnet(size, 38, seed),
-        resnet(size, 110, seed),
-        *(resnet(size, 110, seed, strategy) for strategy in STRATEGIES),
-    ]
+    return [resnet(size, 38, seed), resnet(size, 110, seed), *strategies(size, seed)]
 
 
-@over_seeds(SEEDS)
+def strategies(size, seed):
+    """The strategies of sharing."""
+    return [resnet(size, 110, seed, strategy) for strategy in STRATEGIES]
+
+
+@over_seeds(SEEDS | {"small": 4})
 def of_table(size, seed):
     """The networks of table 1."""
     return [
@@ -511,7 +512,7 @@ def gradient_ratios(frames, names):
 @entry(
     "II-9",
     "Which part of unshared batch norm helps?",
-    lambda size: those(network=SHARED)(shared(size)),
+    over_seeds(TRAINED | {"small": 3})(strategies),
     [history, by_epoch, first_signal, summary],
 )
 def ablation(frames):

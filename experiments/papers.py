@@ -188,10 +188,11 @@ def rate_of(catalogue, size, out):
     done, seconds = 0.0, 0.0
     for paper in catalogue.PAPERS:
         frame = catalogue.read_frames(size, paper, out).get("summary")
-        if frame is None:
+        if frame is None or "seconds" not in frame:
             continue
         networks, _ = networks_of(catalogue.entries_of(paper), size)
-        times = frame.set_index("name")["seconds"]
+        # Those trained elsewhere have none.
+        times = frame.set_index("name")["seconds"].dropna()
         for (_, name), network in networks.items():
             if name in times:
                 done, seconds = done + network.operations(), seconds + times[name]

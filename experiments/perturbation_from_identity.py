@@ -8,9 +8,10 @@ import math
 import numpy as np
 import pandas as pd
 from catalogue import WELL, Network, cases_by, entry, errors_of, statement
+from clock import clocked
 from drawing import panels, ranged
 from judging import Measured, ranks, sampled, share, slope
-from measures import clocked, lines, path_lengths, perturbation, summary
+from measures import lines, path_lengths, perturbation, summary
 
 from tfresidual.jobs.settings import WIDTHS, Settings
 from tfresidual.probes.perturbation import distances_of

@@ -1,6 +1,7 @@
 """The measures of the catalogue, on a network that was trained for them."""
 
 import catalogue
+import clock
 import keras
 import measures
 import numpy as np
@@ -32,7 +33,7 @@ SETTINGS = Settings(
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A network of three blocks per stage, trained for three epochs, which are watched."""
-    network = catalogue.Network("tiny", SETTINGS, {"seed": 0}, measures.clocked)
+    network = catalogue.Network("tiny", SETTINGS, {"seed": 0}, clock.clocked)
     return network.train(tmp_path_factory.mktemp("runs") / "tiny")
 
 
