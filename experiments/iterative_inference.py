@@ -89,7 +89,7 @@ COMMON = {
     },
     "paper": {"data": "cifar10", "batch_size": 128, "validation": 5000},
 }
-# One network of ResNet-56 that has learnt says more than many that have begun to.
+# One network that has learnt says more than many that have begun to.
 COMMON["trained"] = WELL | {"width": 8, "epochs": 4}
 LEARNT = {"width": 16, "epochs": 15}
 # Few images, as they are, until their loss is next to nothing.
@@ -132,8 +132,9 @@ def resnet(size, layers, seed, strategy=None, label=None, **kwargs):
 
 
 def learnt(seed):
-    """ResNet-110 at the size `trained`."""
-    return resnet("trained", 110, seed, **LEARNT)
+    """ResNet-110 of the paper's width at the size `trained`, where the shared ones have half."""
+    found = resnet("trained", 110, seed, **LEARNT)
+    return dataclasses.replace(found, name=f"ResNet-110-width_16-seed{seed}")
 
 
 def overfitted(seed):
