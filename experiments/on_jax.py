@@ -141,20 +141,15 @@ def take_one(network, folder, into):
     """Writes the log, the newest checkpoint and the best network of a training."""
     from catalogue import Trained
 
-    from tfresidual import datasets
     from tfresidual.jobs.building import compile_for
     from tfresidual.jobs.run_folder import claim
 
     trained = Trained(network, into)
     model = trained.untrained()
     metric = compile_for(model, network.settings, 1)
-    images = trained.images({"train": training.IMAGES_PER_EPOCH, "validation": None})
-    few = training.batches_of(training.IMAGES_PER_EPOCH, network.settings)
-    watching = {
-        "train": datasets.plain(images["train"]),
-        "validation": images["validation"].take(few),
-    }
-    followers = keras.callbacks.CallbackList(list(network.callbacks(watching)), model=model)
+    few = dict.fromkeys(("train", "validation"), training.IMAGES_PER_EPOCH)
+    followers = list(network.callbacks(trained.images(few)))
+    followers = keras.callbacks.CallbackList(followers, model=model)
     log = pd.read_csv(folder / LOG)
     claim(into, {"settings": network.settings})
     (into / "checkpoints").mkdir(parents=True, exist_ok=True)
