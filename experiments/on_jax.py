@@ -127,7 +127,7 @@ def take(arguments):
         networks, _ = papers.networks_of(list(catalogue.ENTRIES.values()), one["size"])
         key = tuple(one["key"])
         into = papers.folder_of(arguments.out, one["size"], key)
-        if (into / LOG).exists():
+        if TrainingFolder(into, "").epochs() == one["settings"]["epochs"]:
             continue
         network = catalogue.on_disk(networks[key], arguments.data_dir)
         if changed := papers.other_settings(repr(Settings(**one["settings"])), network.settings):
@@ -149,12 +149,13 @@ def take_one(network, folder, into):
     metric = compile_for(model, network.settings, 1)
     few = dict.fromkeys(("train", "validation"), training.IMAGES_PER_EPOCH)
     followers = list(network.callbacks(trained.images(few)))
-    followers = keras.callbacks.CallbackList(followers, model=model)
+    for follower in followers:
+        follower.set_model(model)
+        follower.on_train_begin()
     log = pd.read_csv(folder / LOG)
     claim(into, {"settings": network.settings})
     (into / "checkpoints").mkdir(parents=True, exist_ok=True)
     kept = TrainingFolder(into, f"val_{metric}")
-    followers.on_train_begin()
     rows = []
     for row in log.to_dict("records"):
         epoch = int(row["epoch"])
@@ -165,8 +166,10 @@ def take_one(network, folder, into):
             continue
         model.set_weights(read_weights(path))
         logs = dict(rows[-1])
-        followers.on_epoch_begin(epoch)
-        followers.on_epoch_end(epoch, logs)
+        # One by one: a `CallbackList` gives each of them a copy of the logs.
+        for follower in followers:
+            follower.on_epoch_begin(epoch)
+            follower.on_epoch_end(epoch, logs)
         rows[-1] = logs | {"epoch": epoch, "seconds": float("nan")}
         kept.add(pd.DataFrame(rows), model)
 
