@@ -231,6 +231,25 @@ def test_a_last_block_that_is_missed_most():
     assert "recurrence is over 1.1 in stage 2" in text
 
 
+def readout_frame(*errors):
+    return pd.DataFrame({"split": "test", "stage": 2, "block": range(len(errors)), "error": errors})
+
+
+@pytest.mark.parametrize(
+    ("errors", "block"), [((0.8, 0.5, 0.3, 0.31, 0.3), 2), ((0.3, 0.5, 0.3), 2), ((0.31, 0.3), 0)]
+)
+def test_where_the_answer_is_found(errors, block):
+    # With 1,000 images, two standard errors of a difference of such errors are 4 points.
+    frames = index_frames(0.3, 0.9, 1000) | {"readout": readout_frame(*errors)}
+    text = findings.of_readout(frames)
+    assert f"{errors[0]:.0%} after the first" in text
+    assert f"from block {block} of" in text
+    assert findings.in_short(frames) == [text]
+    # A network that guesses found no answer anywhere.
+    (text,) = findings.in_short(index_frames(0.89, 0.9, 100) | {"readout": frames["readout"]})
+    assert "not below chance" in text
+
+
 def test_indices_of_unknown_images_say_nothing():
     frames = index_frames(0.95, 0.9, 100)
     del frames["borderline"]

@@ -151,6 +151,22 @@ class TestPage:
         assert links == ["#section-1", "#section-2", "#section-3", "#settings", "#words"]
         assert {link[1:] for link in links} <= targets
 
+    def test_groups_fold_under_their_heading(self, tmp_path):
+        sections = [
+            report.Section(title, "Q?", reading="R.", group=group)
+            for title, group in (("A", None), ("B", "Steps"), ("C", "Steps"), ("D", "Bounds"))
+        ]
+        path = report.write(tmp_path / "r.html", "T", sections, conclusions=["It errs less."])
+        page = Page(path.read_text("utf-8"))
+        assert page.text("h2") == ["A", "Steps", "Bounds", "Words"]
+        assert page.text("h3") == ["B", "C", "D"]
+        # The first one is open.
+        groups = [one for one in page.all("details") if one.get("class") == "group"]
+        assert ["open" in one for one in groups] == [True, False]
+        assert "It errs less." in page.text("li")
+        targets = {attributes.get("id") for _, attributes in page.tags}
+        assert {one["href"][1:] for one in page.all("a")} <= targets
+
     def test_nothing_is_fetched(self, page, page_text):
         assert "http" not in page_text.lower()
         assert "@import" not in page_text

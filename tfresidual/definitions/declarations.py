@@ -181,6 +181,15 @@ def over_blocks(
     return Drawing(title, (panel,), dash="split", epochs="panels", sparse=sparse)
 
 
+# The headings of a report, in its order.
+STEPS = "What every block adds"
+ROUTES = "Without blocks, in another order, read out early, repeated"
+IMAGES = "Which images the blocks help"
+BOUNDS = "Weights and bounds"
+TRAINING = "Over the training"
+GROUPS = (STEPS, ROUTES, IMAGES, BOUNDS, TRAINING)
+
+
 @dataclasses.dataclass(frozen=True)
 class Figure:
     """A figure of the report and the text around it.
@@ -205,6 +214,9 @@ class Figure:
         renamed: new names of columns of the first frame.
         finding: the function `of_...` of `report/findings.py` that says what was found, without
             `of_`, or `None`.
+        group: the heading under which a report has it, one of `GROUPS`.
+        shown_by: the name of a figure that shows the same and more, where a report has that; or
+            `None`.
     """
 
     name: str
@@ -222,6 +234,8 @@ class Figure:
     rows: dict[str, str] = dataclasses.field(default_factory=dict)
     renamed: dict[str, str] = dataclasses.field(default_factory=dict)
     finding: str | None = None
+    group: str = STEPS
+    shown_by: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

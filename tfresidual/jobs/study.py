@@ -121,6 +121,10 @@ def _run(folder, settings, console):
         sections,
         summary=_summary(result, frames, data.description, error, seconds),
         settings=read_settings(folder) | {"settings": used(settings)},
+        conclusions=[
+            *([] if of_blocks is None else [of_blocks.finding.partition(".")[0] + "."]),
+            *findings.in_short(frames),
+        ],
     )
 
 

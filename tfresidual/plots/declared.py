@@ -2,7 +2,7 @@
 
 from tfresidual import plots
 from tfresidual.definitions.arguments import check_number
-from tfresidual.definitions.declarations import PROBES, Figure
+from tfresidual.definitions.declarations import PROBES, TRAINING, Figure
 from tfresidual.plots import engine
 
 _TRAINING = Figure(
@@ -16,6 +16,7 @@ _TRAINING = Figure(
         "Training values are means over the epoch, while the weights change. Overfitting shows as "
         "a training loss that falls while the validation loss rises."
     ),
+    group=TRAINING,
 )
 FIGURES = (_TRAINING, *(figure for probe in PROBES.values() for figure in probe.figures))
 

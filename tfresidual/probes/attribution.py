@@ -10,7 +10,16 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.definitions.declarations import ZERO, Column, Drawing, Figure, Line, Panel, Probe
+from tfresidual.definitions.declarations import (
+    IMAGES,
+    ZERO,
+    Column,
+    Drawing,
+    Figure,
+    Line,
+    Panel,
+    Probe,
+)
 from tfresidual.probes.measure import joined_splits
 from tfresidual.probes.predictions import (
     COUNTED,
@@ -66,6 +75,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="attribution",
+            group=IMAGES,
             column="attribution",
             title="Which blocks make the logit of the label?",
             question=(

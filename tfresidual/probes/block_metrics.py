@@ -10,6 +10,7 @@ import pandas as pd
 from tfresidual import sources
 from tfresidual.definitions.declarations import (
     LINES,
+    TRAINING,
     ZERO,
     Column,
     Drawing,
@@ -166,6 +167,7 @@ DECLARATION = Probe(
         ),
         Figure(
             name="l2_ratio",
+            shown_by="scaled_perturbation",
             column="l2_ratio",
             title="How much does a block change?",
             question="The norm of what a block adds, divided by the norm of its input.",
@@ -280,6 +282,7 @@ DECLARATION = Probe(
         ),
         Figure(
             name="cosine_loss_by_epoch",
+            group=TRAINING,
             column="cosine_loss",
             title="The cosine over training",
             question=(
@@ -293,6 +296,7 @@ DECLARATION = Probe(
         ),
         Figure(
             name="readout_cosine_loss_by_epoch",
+            group=TRAINING,
             column="readout_cosine_loss",
             title="The cosine of the read-out",
             question=(
@@ -313,6 +317,7 @@ DECLARATION = Probe(
         ),
         Figure(
             name="l2_ratio_by_epoch",
+            group=TRAINING,
             column="l2_ratio",
             title="The size of the steps over training",
             question=("The norm of what a block adds over the norm of its input, epoch by epoch."),

@@ -16,6 +16,7 @@ from tfresidual.definitions.arguments import (
     check_number,
 )
 from tfresidual.definitions.declarations import (
+    IMAGES,
     UNROLLED,
     UNROLLED_SCALE,
     Column,
@@ -72,6 +73,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="borderline",
+            group=IMAGES,
             column="accuracy",
             title="Which images do the last blocks help?",
             question=(
@@ -102,6 +104,7 @@ DECLARATION = Probe(
         ),
         Figure(
             name="borderline_repeated",
+            group=IMAGES,
             column="accuracy",
             title="Which images does repeating the last block help?",
             question=(

@@ -18,6 +18,7 @@ from tfresidual.definitions.arguments import (
 )
 from tfresidual.definitions.chance import noise_at
 from tfresidual.definitions.declarations import (
+    ROUTES,
     Column,
     Drawing,
     Figure,
@@ -82,6 +83,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="route_errors",
+            group=ROUTES,
             column="error",
             title="Read out early, drop, repeat",
             question=(
@@ -122,6 +124,7 @@ DECLARATION = Probe(
         ),
         Figure(
             name="convergence_indices",
+            group=ROUTES,
             column="convergence_index",
             title="Convergence, recurrence, divergence",
             question=(
@@ -167,6 +170,7 @@ DECLARATION = Probe(
         ),
         Figure(
             name="convergence_curves",
+            group=ROUTES,
             column="cross_entropy",
             title="On the way to the last state, and past it",
             question=(

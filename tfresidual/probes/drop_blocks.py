@@ -8,7 +8,16 @@ import numpy as np
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import check_bool, check_choice, check_int
-from tfresidual.definitions.declarations import LINES, Column, Figure, Level, Probe, over_blocks
+from tfresidual.definitions.declarations import (
+    LINES,
+    ROUTES,
+    TRAINING,
+    Column,
+    Figure,
+    Level,
+    Probe,
+    over_blocks,
+)
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.fills import FILLS, ZERO, filled, route_with_fill
 from tfresidual.probes.measure import joined_splits, rise_over, weighted_mean
@@ -49,6 +58,8 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="drop_blocks",
+            group=ROUTES,
+            shown_by="route_errors",
             column="error",
             title="Which blocks are needed?",
             question="The accuracy of the network without each of its blocks.",
@@ -68,6 +79,7 @@ DECLARATION = Probe(
         ),
         Figure(
             name="drop_blocks_by_epoch",
+            group=TRAINING,
             column="error",
             title="Dropped blocks over training",
             question="The accuracy without one block, epoch by epoch.",

@@ -13,7 +13,16 @@ from keras import ops
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_int
-from tfresidual.definitions.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
+from tfresidual.definitions.declarations import (
+    BOUNDS,
+    Column,
+    Drawing,
+    Figure,
+    Line,
+    Panel,
+    Probe,
+    Study,
+)
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import ChainSource, Frame
@@ -43,6 +52,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="weight_deviations",
+            group=BOUNDS,
             column="deviation",
             title="How different are the blocks?",
             question=(

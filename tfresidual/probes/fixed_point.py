@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.declarations import (
+    ROUTES,
     UNROLLED,
     Column,
     Drawing,
@@ -65,6 +66,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="fixed_point",
+            group=ROUTES,
             column="change",
             title="Is there a fixed point?",
             question=(

@@ -17,7 +17,7 @@ from keras import backend, ops
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_int, check_number
-from tfresidual.definitions.declarations import Column, Drawing, Figure, Line, Panel, Probe
+from tfresidual.definitions.declarations import BOUNDS, Column, Drawing, Figure, Line, Panel, Probe
 from tfresidual.definitions.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
 from tfresidual.probes.measure import by_split, joined_splits, measure
@@ -56,6 +56,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="line_element",
+            group=BOUNDS,
             column="length",
             title="How long is the path by the line element?",
             question=(

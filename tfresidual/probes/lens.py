@@ -10,7 +10,16 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import check_choice
-from tfresidual.definitions.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
+from tfresidual.definitions.declarations import (
+    IMAGES,
+    Column,
+    Drawing,
+    Figure,
+    Line,
+    Panel,
+    Probe,
+    Study,
+)
 from tfresidual.probes.measure import joined_splits
 from tfresidual.probes.predictions import (
     COUNTED,
@@ -72,6 +81,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="lens",
+            group=IMAGES,
             column="cross_entropy",
             title="What does the head predict after every block?",
             question=(

@@ -9,6 +9,7 @@ import pandas as pd
 from tfresidual import sources
 from tfresidual.definitions.arguments import check_bool
 from tfresidual.definitions.declarations import (
+    BOUNDS,
     Column,
     Drawing,
     Figure,
@@ -66,6 +67,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="lipschitz_bounds",
+            group=BOUNDS,
             column="estimate",
             title="What bounds the blocks?",
             question=(

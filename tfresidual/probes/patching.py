@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfresidual.definitions.arguments import ArgumentError, check_choice, check_ints, is_int
 from tfresidual.definitions.chance import STANDARD_ERRORS
 from tfresidual.definitions.declarations import (
+    IMAGES,
     ZERO,
     Column,
     Drawing,
@@ -105,6 +106,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="patching",
+            group=IMAGES,
             column="effect",
             title="Where do the runs on two images differ?",
             question=(

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual import sources
-from tfresidual.definitions.declarations import LINES, Column, Figure, Probe, over_blocks
+from tfresidual.definitions.declarations import (
+    LINES,
+    ROUTES,
+    TRAINING,
+    Column,
+    Figure,
+    Probe,
+    over_blocks,
+)
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.routing import routes
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -37,6 +45,8 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="readout",
+            group=ROUTES,
+            shown_by="route_errors",
             column="error",
             title="Reading out early",
             question=(
@@ -58,6 +68,7 @@ DECLARATION = Probe(
         ),
         Figure(
             name="readout_by_epoch",
+            group=TRAINING,
             column="error",
             title="Reading out over training",
             question=(

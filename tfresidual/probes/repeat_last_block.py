@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int, check_ints
 from tfresidual.definitions.declarations import (
+    ROUTES,
     UNROLLED,
     UNROLLED_SCALE,
     ZERO,
@@ -63,6 +64,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="repetition_metrics",
+            group=ROUTES,
             column="l2_ratio",
             title="Does a repeated block keep refining?",
             question=(
@@ -99,6 +101,7 @@ DECLARATION = Probe(
         ),
         Figure(
             name="repetition_metrics_scaled",
+            group=ROUTES,
             column="l2_ratio",
             title="And with a scaled branch?",
             question=(

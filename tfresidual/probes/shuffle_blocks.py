@@ -9,7 +9,16 @@ import numpy as np
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_int, check_ints
-from tfresidual.definitions.declarations import Drawing, Figure, Level, Line, Panel, Probe, Study
+from tfresidual.definitions.declarations import (
+    ROUTES,
+    Drawing,
+    Figure,
+    Level,
+    Line,
+    Panel,
+    Probe,
+    Study,
+)
 from tfresidual.probes.drop_blocks import frame_of_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import movable_runs, shuffle
@@ -30,6 +39,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="shuffle_blocks",
+            group=ROUTES,
             column="error",
             title="Does the order matter?",
             question=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import re
 from collections.abc import Mapping
 from importlib import resources
@@ -42,6 +43,7 @@ def write(
     summary: Iterable[tuple[str, str, str]] = (),
     settings: Mapping[str, Any] | None = None,
     generator: str = "tfresidual",
+    conclusions: Iterable[str] = (),
 ) -> Path:
     """Writes a self-contained HTML report.
 
@@ -55,6 +57,7 @@ def write(
         summary: List of triples (label, value, note) of text, the key facts shown at the top.
         settings: Dictionary, nested or not, shown as a table at the end; `None` for no table.
         generator: Name of what writes the report, which the page holds in its head.
+        conclusions: List of sentences on what was found, shown under the key facts.
 
     Returns:
         The `pathlib.Path` of the report.
@@ -79,8 +82,13 @@ def write(
             )
     if settings is not None and not isinstance(settings, Mapping):
         raise ArgumentError("settings", "be a dictionary or None", said=f"{settings!r}")
+    if isinstance(conclusions, str):
+        raise ArgumentError("conclusions", "be a list of sentences", conclusions)
+    conclusions = list(conclusions)
+    for sentence in conclusions:
+        check_text(sentence, "conclusions")
     facts = [tuple("" if text is None else str(text) for text in fact) for fact in summary]
-    page = _render(title, sections, facts, settings or {}, generator)
+    page = _render(title, sections, facts, settings or {}, generator, conclusions)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as written:
@@ -88,31 +96,47 @@ def write(
     return path
 
 
-def _render(title, sections, summary, settings, generator):
+def _render(title, sections, summary, settings, generator, conclusions):
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    groups = _grouped(sections)
     source = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
     page = environment.from_string(source).render(
         title=title,
         generator=generator,
         summary=summary,
-        sections=[
-            {
-                "title": section.title,
-                "question": section.question,
-                "reading": _caption(section),
-                "finding": section.finding,
-                "caution": section.caution,
-                "source": section.source,
-                "table": None if section.frame is None else tables.from_frame(section.frame),
-                **_image(section),
-            }
-            for section in sections
-        ],
+        conclusions=conclusions,
+        groups=groups,
+        count=len(sections),
+        # The others are folded.
+        first_group=next((place for place, (group, _) in enumerate(groups) if group), None),
         settings=tables.from_settings(settings),
     )
     return _UNPRINTABLE.sub(lambda match: printable(match[0]), page)
+
+
+def _grouped(sections):
+    """Returns pairs of a heading or `None` and the sections under it, as the template has them."""
+    parts = [(section.group, _part(number, section)) for number, section in enumerate(sections, 1)]
+    return [
+        (group, [part for _, part in of])
+        for group, of in itertools.groupby(parts, key=lambda part: part[0])
+    ]
+
+
+def _part(number, section):
+    return {
+        "number": number,
+        "title": section.title,
+        "question": section.question,
+        "reading": _caption(section),
+        "finding": section.finding,
+        "caution": section.caution,
+        "source": section.source,
+        "table": None if section.frame is None else tables.from_frame(section.frame),
+        **_image(section),
+    }
 
 
 def _caption(section):

@@ -135,6 +135,45 @@ def of_indices(frames):
     )
 
 
+def of_readout(frames):
+    """Returns a sentence on the block of the last stage from which the answer is as good as it is.
+
+    Errors are compared as if they were measured on different images, which gives more noise than
+    there is.
+    """
+    rows, images = of_test(frames["readout"])
+    rows = rows[rows["stage"] == rows["stage"].max()].dropna(subset="error")
+    if len(rows) < 2:
+        return None
+    error, count = rows["error"].iloc[-1], count_images(frames)
+    noise = [
+        math.hypot(error_of_share(one, count), error_of_share(error, count))
+        for one in rows["error"]
+    ]
+    is_worse = rows["error"].to_numpy() - error > STANDARD_ERRORS * np.array(noise)
+    first = rows["block"].iloc[np.flatnonzero(is_worse)[-1] + 1 if is_worse.any() else 0]
+    return (
+        f"{images}, the head of the network errs on {rows['error'].iloc[0]:.0%} after the first "
+        f"block of stage {rows['stage'].iloc[0]} and on {error:.0%} after the last; from block "
+        f"{first} of that stage on, the difference is within two standard errors."
+    )
+
+
+def in_short(frames):
+    """Returns sentences on what a study found, each with its uncertainty.
+
+    They are on blocks that can go, the direction of the blocks, and where the answer is found; of
+    a network that is no better than chance, that alone.
+    """
+    if "borderline" not in frames or "convergence_indices" not in frames:
+        return []
+    if not errs_less_than_chance(frames):
+        return [of_indices(frames)]
+    found = {"block_metrics": of_cosine_loss, "readout": of_readout}
+    sentences = [function(frames) for name, function in found.items() if name in frames]
+    return [sentence for sentence in [*sentences, of_indices(frames)] if sentence]
+
+
 def errs_less_than_chance(frames):
     """Returns whether the error on test images is more than two standard errors below chance."""
     row = of_test(frames["convergence_indices"])[0].iloc[0]

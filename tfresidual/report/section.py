@@ -40,6 +40,8 @@ class Section:
         numbers: The main numbers of the figure in a sentence, for readers who cannot see it, as
             `tfresidual.report.numbers_text` returns them; or `None`.
         caution: What a reader must know before trusting the numbers, or `None`.
+        group: Heading of the sections that it belongs to, which the page folds; neighbours with one
+            heading share it. `None` for a section of its own.
 
     Raises:
         ValueError: if an argument is of another type, or a text is empty.
@@ -56,11 +58,12 @@ class Section:
     images: str | None = None
     numbers: str | None = None
     caution: str | None = None
+    group: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("title", "question", "reading"):
             check_text(getattr(self, name), name)
-        for name in ("source", "finding", "images", "numbers", "caution"):
+        for name in ("source", "finding", "images", "numbers", "caution", "group"):
             if getattr(self, name) is not None:
                 check_text(getattr(self, name), name)
         for name, kind in (("figure", Figure), ("frame", pd.DataFrame)):

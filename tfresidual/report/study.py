@@ -1,5 +1,6 @@
 """The sections of the report on one network."""
 
+from tfresidual.definitions.declarations import GROUPS
 from tfresidual.plots.declared import FIGURES, frames_of, parts_of
 from tfresidual.report import findings
 from tfresidual.report.alt_text import numbers_text
@@ -10,7 +11,9 @@ _NAMES = {"train": "training"}
 
 
 def study_sections(frames, figures, images=None):
-    """Returns the figures and tables of a study as a list of `Section`.
+    """Returns the figures and tables of a study as a list of `Section`, group by group.
+
+    A figure that another one shows with more beside it is left out.
 
     Args:
         frames: see `study_figures`.
@@ -28,9 +31,10 @@ def study_sections(frames, figures, images=None):
             finding=figure.finding and getattr(findings, f"of_{figure.finding}")(frames),
             images=_images_of(figure, images or {}),
             numbers=numbers_text(parts_of(figure, frames)[0], figure.column),
+            group=figure.group,
         )
-        for figure in FIGURES
-        if figure.name in figures
+        for figure in sorted(FIGURES, key=lambda figure: GROUPS.index(figure.group))
+        if figure.name in figures and figure.shown_by not in figures
     ]
 
 
