@@ -126,8 +126,9 @@ def test_data_that_is_none_is_refused(name, net):
             run(name, net, data)
 
 
-def test_the_page_of_metrics_has_what_probes_declare():
-    hook = pathlib.Path(__file__).parents[2] / "docs" / "hooks" / "metrics.py"
+@pytest.mark.parametrize("name", ["metrics", "gallery"])
+def test_pages_have_what_probes_declare(name):
+    hook = pathlib.Path(__file__).parents[2] / "docs" / "hooks" / f"{name}.py"
     page, path = (runpy.run_path(str(hook))[name] for name in ("page", "PAGE"))
     text = path.read_text(encoding="utf-8")
     assert text == page(text)

@@ -244,9 +244,9 @@ def test_where_the_answer_is_found(errors, block):
     text = findings.of_readout(frames)
     assert f"{errors[0]:.0%} after the first" in text
     assert f"from block {block} of" in text
-    assert findings.in_short(frames) == [text]
+    assert [sentence for _, sentence in findings.in_short(frames)] == [text]
     # A network that guesses found no answer anywhere.
-    (text,) = findings.in_short(index_frames(0.89, 0.9, 100) | {"readout": frames["readout"]})
+    ((_, text),) = findings.in_short(index_frames(0.89, 0.9, 100) | {"readout": frames["readout"]})
     assert "not below chance" in text
 
 

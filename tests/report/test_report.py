@@ -156,14 +156,17 @@ class TestPage:
             report.Section(title, "Q?", reading="R.", group=group)
             for title, group in (("A", None), ("B", "Steps"), ("C", "Steps"), ("D", "Bounds"))
         ]
-        path = report.write(tmp_path / "r.html", "T", sections, conclusions=["It errs less."])
+        path = report.write(
+            tmp_path / "r.html", "T", sections, conclusions=[("Error", "It falls.")]
+        )
         page = Page(path.read_text("utf-8"))
         assert page.text("h2") == ["A", "Steps", "Bounds", "Words"]
         assert page.text("h3") == ["B", "C", "D"]
         # The first one is open.
         groups = [one for one in page.all("details") if one.get("class") == "group"]
         assert ["open" in one for one in groups] == [True, False]
-        assert "It errs less." in page.text("li")
+        assert page.text("strong") == ["Error:"]
+        assert "It falls." in page.text("li")
         targets = {attributes.get("id") for _, attributes in page.tags}
         assert {one["href"][1:] for one in page.all("a")} <= targets
 

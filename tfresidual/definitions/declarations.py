@@ -215,6 +215,8 @@ class Figure:
         finding: the function `of_...` of `report/findings.py` that says what was found, without
             `of_`, or `None`.
         group: the heading under which a report has it, one of `GROUPS`.
+        decision: what to do after seeing it, in a sentence, for the gallery; empty if another
+            figure says so.
         shown_by: the name of a figure that shows the same and more, where a report has that; or
             `None`.
     """
@@ -235,6 +237,7 @@ class Figure:
     renamed: dict[str, str] = dataclasses.field(default_factory=dict)
     finding: str | None = None
     group: str = STEPS
+    decision: str = ""
     shown_by: str | None = None
 
 

@@ -122,7 +122,7 @@ def _run(folder, settings, console):
         summary=_summary(result, frames, data.description, error, seconds),
         settings=read_settings(folder) | {"settings": used(settings)},
         conclusions=[
-            *([] if of_blocks is None else [of_blocks.finding.partition(".")[0] + "."]),
+            *([] if of_blocks is None else [(of_blocks.title, of_blocks.finding)]),
             *findings.in_short(frames),
         ],
     )
@@ -187,21 +187,27 @@ def _examples(result, data):
     answers = [np.argsort(-row)[:count] for row, count in zip(outputs, counts, strict=True)]
     truths = [np.flatnonzero(row) if labels.ndim == 2 else [row] for row in labels]
     are_right = [set(answer) == set(truth) for answer, truth in zip(answers, truths, strict=True)]
-    figure = plots.images(
-        pictures, [" ".join(map(str, sorted(answer))) for answer in answers], are_right
-    )
+    captions = [
+        _classes(answer) if is_right else f"{_classes(answer)}, is {_classes(truth)}"
+        for answer, truth, is_right in zip(answers, truths, are_right, strict=True)
+    ]
+    figure = plots.images(pictures, captions, are_right)
     return Section(
         "Images",
         "The first test images, and the classes that the network predicts.",
         figure=figure,
         reading=f"{RIGHT} in blue: a correct answer; {WRONG} in orange, with a dashed frame: a "
-        "wrong one"
+        "wrong one, and what it is"
         + ("; all classes of an image must be named." if data.description.multi_label else "."),
         numbers=f"{len(are_right)} images, each with the predicted classes below it; "
         f"{sum(are_right)} answers are correct.",
         finding=f"{sum(are_right)} of these {len(are_right)} answers are correct.",
         images=images_text({"test": len(are_right)}),
     )
+
+
+def _classes(answer):
+    return " ".join(map(str, sorted(answer)))
 
 
 # What the tile of an index says of it.

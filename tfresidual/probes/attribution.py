@@ -75,6 +75,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="attribution",
+            decision=("The blocks that make this logit: where to look with `patching`."),
             group=IMAGES,
             column="attribution",
             title="Which blocks make the logit of the label?",

@@ -65,6 +65,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="block_importance",
+            decision=("The lowest first: the order in which `surgery.plan` takes blocks out."),
             column="influence",
             title="Which blocks could go?",
             question="How much the network needs each of its blocks, by several criteria.",

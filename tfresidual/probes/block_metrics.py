@@ -139,6 +139,10 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="cosine_loss",
+            decision=(
+                "At 0 with a small step: a candidate to take out; `drop_blocks` says what "
+                "that costs."
+            ),
             column="cosine_loss",
             title="Do blocks move down the loss gradient?",
             question=(
@@ -187,6 +191,10 @@ DECLARATION = Probe(
         ),
         Figure(
             name="gradient_norm",
+            decision=(
+                "Orders of magnitude between the first and the last block: change shortcut, "
+                "normalization or first weights before you train longer."
+            ),
             column="gradient_norm",
             title="How large is the gradient?",
             question=("The norm of the loss gradient of an image at the state before each block."),
@@ -222,6 +230,10 @@ DECLARATION = Probe(
         ),
         Figure(
             name="scaled_perturbation",
+            decision=(
+                "Under epsilon in every stage: by the stopping rule of the depth search, more "
+                "blocks would add little."
+            ),
             column="scaled_perturbation",
             title="Scaled perturbation",
             question=(
@@ -244,6 +256,7 @@ DECLARATION = Probe(
         ),
         Figure(
             name="computational_distance",
+            decision=("Divided by epsilon, it estimates how many blocks a stage needs."),
             column="distance",
             title="Distance through each stage",
             question=(

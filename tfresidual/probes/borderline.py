@@ -73,6 +73,10 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="borderline",
+            decision=(
+                "A rise over the last blocks: a shorter network loses images near the "
+                "decision boundary first."
+            ),
             group=IMAGES,
             column="accuracy",
             title="Which images do the last blocks help?",

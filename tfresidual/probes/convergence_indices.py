@@ -83,6 +83,10 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="route_errors",
+            decision=(
+                "Flat when left early or dropped: blocks can go (`tfresidual prune`). Flat "
+                "when repeated: try one shared block."
+            ),
             group=ROUTES,
             column="error",
             title="Read out early, drop, repeat",
@@ -124,6 +128,10 @@ DECLARATION = Probe(
         ),
         Figure(
             name="convergence_indices",
+            decision=(
+                "Recurrence near 1: no block of the stage is decisive alone. Divergence near "
+                "0: its last block can be repeated."
+            ),
             group=ROUTES,
             column="convergence_index",
             title="Convergence, recurrence, divergence",

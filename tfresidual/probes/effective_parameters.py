@@ -52,6 +52,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="weight_deviations",
+            decision=("Near 0: the blocks of the stage are nearly one; share them."),
             group=BOUNDS,
             column="deviation",
             title="How different are the blocks?",

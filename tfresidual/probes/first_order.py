@@ -100,6 +100,10 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="first_order",
+            decision=(
+                "Where both agree, one backward pass says what each block is worth; where "
+                "they do not, only dropping it does."
+            ),
             column="loss_change",
             title="Does the gradient predict what a block does?",
             question=(

@@ -66,6 +66,9 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="fixed_point",
+            decision=(
+                "Near rounding: the stage has a fixed point, and more repetitions change nothing."
+            ),
             group=ROUTES,
             column="change",
             title="Is there a fixed point?",

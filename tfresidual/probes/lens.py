@@ -81,6 +81,10 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="lens",
+            decision=(
+                "The answer stands from some block on: the blocks after it are candidates to "
+                "take out."
+            ),
             group=IMAGES,
             column="cross_entropy",
             title="What does the head predict after every block?",

@@ -67,6 +67,10 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="lipschitz_bounds",
+            decision=(
+                "Under 1: the branch contracts, so that repeating it converges; `fixed_point` "
+                "shows how fast."
+            ),
             group=BOUNDS,
             column="estimate",
             title="What bounds the blocks?",

@@ -106,6 +106,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="patching",
+            decision=("Near 1 at a place: it carries what differs between the two inputs."),
             group=IMAGES,
             column="effect",
             title="Where do the runs on two images differ?",

@@ -64,6 +64,9 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="repetition_metrics",
+            decision=(
+                "Above 0 after the first repetition: another pass through the block does not help."
+            ),
             group=ROUTES,
             column="l2_ratio",
             title="Does a repeated block keep refining?",

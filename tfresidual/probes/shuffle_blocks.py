@@ -39,6 +39,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="shuffle_blocks",
+            decision=("Flat: the order hardly matters; try shared blocks."),
             group=ROUTES,
             column="error",
             title="Does the order matter?",

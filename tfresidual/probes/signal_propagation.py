@@ -81,6 +81,10 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="signal_propagation",
+            decision=(
+                "Growth by orders of magnitude before training: scale, bound or normalize the "
+                "branches."
+            ),
             column="state_norm",
             title="Do states and gradients grow?",
             question=(

@@ -43,7 +43,7 @@ def write(
     summary: Iterable[tuple[str, str, str]] = (),
     settings: Mapping[str, Any] | None = None,
     generator: str = "tfresidual",
-    conclusions: Iterable[str] = (),
+    conclusions: Iterable[tuple[str, str]] = (),
 ) -> Path:
     """Writes a self-contained HTML report.
 
@@ -57,7 +57,7 @@ def write(
         summary: List of triples (label, value, note) of text, the key facts shown at the top.
         settings: Dictionary, nested or not, shown as a table at the end; `None` for no table.
         generator: Name of what writes the report, which the page holds in its head.
-        conclusions: List of sentences on what was found, shown under the key facts.
+        conclusions: List of pairs (subject, sentence) on what was found, shown first of all.
 
     Returns:
         The `pathlib.Path` of the report.
@@ -82,11 +82,14 @@ def write(
             )
     if settings is not None and not isinstance(settings, Mapping):
         raise ArgumentError("settings", "be a dictionary or None", said=f"{settings!r}")
-    if isinstance(conclusions, str):
-        raise ArgumentError("conclusions", "be a list of sentences", conclusions)
     conclusions = list(conclusions)
-    for sentence in conclusions:
-        check_text(sentence, "conclusions")
+    for found in conclusions:
+        if isinstance(found, str) or not hasattr(found, "__len__") or len(found) != 2:
+            raise ArgumentError(
+                "conclusions", "be a list of pairs (subject, sentence)", said=f"{found!r}"
+            )
+        for text in found:
+            check_text(text, "conclusions")
     facts = [tuple("" if text is None else str(text) for text in fact) for fact in summary]
     page = _render(title, sections, facts, settings or {}, generator, conclusions)
     path = Path(path)

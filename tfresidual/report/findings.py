@@ -160,18 +160,21 @@ def of_readout(frames):
 
 
 def in_short(frames):
-    """Returns sentences on what a study found, each with its uncertainty.
+    """Returns what a study found, as pairs of a subject and a sentence with its uncertainty.
 
-    They are on blocks that can go, the direction of the blocks, and where the answer is found; of
-    a network that is no better than chance, that alone.
+    Of a network that is no better than chance, that alone.
     """
     if "borderline" not in frames or "convergence_indices" not in frames:
         return []
-    if not errs_less_than_chance(frames):
-        return [of_indices(frames)]
-    found = {"block_metrics": of_cosine_loss, "readout": of_readout}
-    sentences = [function(frames) for name, function in found.items() if name in frames]
-    return [sentence for sentence in [*sentences, of_indices(frames)] if sentence]
+    found = {"Indices": of_indices(frames)}
+    if errs_less_than_chance(frames):
+        known = {
+            "Cosine with the loss gradient": ("block_metrics", of_cosine_loss),
+            "Where the answer is found": ("readout", of_readout),
+        }
+        of = {subject: get(frames) for subject, (name, get) in known.items() if name in frames}
+        found = of | found
+    return [(subject, sentence) for subject, sentence in found.items() if sentence]
 
 
 def errs_less_than_chance(frames):

@@ -1,0 +1,109 @@
+"""The gallery, docs/gallery.md, from what the probes declare.
+
+    python docs/hooks/gallery.py [FOLDER]
+
+writes it; with the folder of a study, also the pictures, from its frames. A test compares the page.
+"""
+
+import pathlib
+import sys
+
+from tfresidual.definitions.declarations import GROUPS, PROBES
+
+DOCS = pathlib.Path(__file__).parents[1]
+PAGE, PICTURES = DOCS / "gallery.md", DOCS / "images" / "gallery"
+HEAD = """# Gallery
+
+What every probe asks, what its figure looks like, the line that draws it, and what follows. What
+each number means, and what it cannot tell, is on [the page of metrics](concepts/metrics.md). The
+lines go with any network and images that `model.evaluate` takes:
+
+```python
+import numpy as np
+
+import tfresidual as tfr
+from tfresidual import networks, plots, probes
+
+# Four classes: the quarter of the image that is brighter.
+random = np.random.default_rng(0)
+labels = random.integers(0, 4, 1024)
+images = random.normal(size=(1024, 16, 16, 1)).astype("float32")
+for image, label in zip(images, labels):
+    image[8 * (label // 2) :, 8 * (label % 2) :][:8, :8] += 1
+net = networks.resnet(depth=14, input_shape=(16, 16, 1), classes=4, lipschitz=0.95)
+net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+net.fit(images, labels, epochs=3, verbose=0)
+chain, test = tfr.chain(net), (images[:256], labels[:256])
+```
+
+The pictures are of the network of `make study`, ResNet-20 on images of three digits.
+"""
+# Where the frame is not that of the probe's own function.
+CODE = {
+    "computational_distance": "probes.computational_distance(chain, test)",
+    "route_errors": "**probes.convergence_frames(chain, test)[0]",
+    "weight_deviations": "probes.weight_deviations(chain)",
+}
+
+
+def shown():
+    """Returns the probes and figures of the gallery, in its order."""
+    found = [(probe, one) for probe in PROBES.values() for one in probe.figures if one.decision]
+    return sorted(found, key=lambda pair: GROUPS.index(pair[1].group))
+
+
+def page(_=None):
+    """Returns the text of the gallery as it is now."""
+    parts, group = [HEAD], None
+    for probe, figure in shown():
+        if figure.group != group:
+            group = figure.group
+            parts.append(f"\n## {group}\n")
+        parts.append(entry(probe, figure))
+    return "".join(parts)
+
+
+def entry(probe, figure):
+    """Returns the text of one figure."""
+    lines = [
+        f"\n### {figure.title}\n",
+        figure.question,
+        "",
+        "```python",
+        code(probe, figure),
+        "```",
+    ]
+    if (PICTURES / f"{figure.name}.png").exists():
+        lines += ["", f"![{figure.title}](images/gallery/{figure.name}.png)"]
+    lines += ["", figure.reading, ""]
+    column = probe.columns.get(figure.column)
+    if column is not None:
+        ends = {"Low": column.low, "High": column.high}
+        lines += [f"- {end}: {text}." for end, text in ends.items() if text]
+    return "\n".join([*lines, f"- **What follows**: {figure.decision}", ""])
+
+
+def code(probe, figure):
+    """Returns the line that measures and draws."""
+    frame = f"probes.{probe.name}(chain, test)" if probe.reads else f"probes.{probe.name}(chain)"
+    return f"plots.{figure.draw or figure.name}({CODE.get(figure.name, frame)})"
+
+
+def draw(folder):
+    """Draws the pictures from the frames of a study."""
+    import pandas as pd
+
+    from tfresidual.plots.declared import study_figures
+
+    frames = {path.stem: pd.read_csv(path) for path in folder.glob("frames/*.csv")}
+    PICTURES.mkdir(exist_ok=True)
+    names = {figure.name for _, figure in shown()}
+    for name, figure in study_figures(frames, 0.1).items():
+        if name in names:
+            figure.savefig(PICTURES / f"{name}.png", dpi=90)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        draw(pathlib.Path(sys.argv[1]))
+    PAGE.write_text(page(), encoding="utf-8")
