@@ -139,9 +139,9 @@ def expected_of(kind, chain, data, settings):
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param("splits", marks=pytest.mark.system),
+        pytest.param("splits", marks=pytest.mark.nightly),
         "one",
-        pytest.param("lipschitz", marks=[pytest.mark.system, pytest.mark.compiled]),
+        pytest.param("lipschitz", marks=[pytest.mark.nightly, pytest.mark.compiled]),
     ],
 )
 def trained(request, tmp_path_factory):
@@ -248,7 +248,7 @@ def test_copies_and_another_model():
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({}, marks=pytest.mark.system),
+        pytest.param({}, marks=pytest.mark.nightly),
         pytest.param({"lipschitz": 0.9}, marks=pytest.mark.nightly),
     ],
 )

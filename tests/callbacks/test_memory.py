@@ -34,7 +34,7 @@ def functional(activation=None):
     return keras.Model(inputs, layers.Dense(3, "softmax")(state))
 
 
-@pytest.mark.parametrize("make", [functional, pytest.param(Subclassed, marks=pytest.mark.system)])
+@pytest.mark.parametrize("make", [functional, pytest.param(Subclassed, marks=pytest.mark.nightly)])
 def test_a_trained_model_is_freed(make):
     model = make()
     if make is Subclassed:

@@ -95,7 +95,7 @@ def test_every_switch_by_hand(share):
 
 @pytest.mark.parametrize(
     "way",
-    [pytest.param(way, marks=[] if way in EVERY_RUN else [pytest.mark.system]) for way in WAYS],
+    [pytest.param(way, marks=[] if way in EVERY_RUN else [pytest.mark.nightly]) for way in WAYS],
 )
 def test_every_way_is_that_of_separate_layers(way):
     repeated_ways.assert_equal(way)
@@ -104,7 +104,7 @@ def test_every_way_is_that_of_separate_layers(way):
 @pytest.mark.parametrize(
     "backend",
     [
-        pytest.param("jax", marks=pytest.mark.system),
+        pytest.param("jax", marks=pytest.mark.nightly),
         pytest.param("torch", marks=pytest.mark.nightly),
     ],
 )
@@ -266,7 +266,7 @@ AS_SAVED_MODELS = [(way, served) for way in (*FUNCTIONAL, "subclassed, counted")
 
 @pytest.mark.parametrize(
     ("way", "copied"),
-    [*AS_COPIES, *(pytest.param(*case, marks=pytest.mark.system) for case in AS_SAVED_MODELS)],
+    [*AS_COPIES, *(pytest.param(*case, marks=pytest.mark.nightly) for case in AS_SAVED_MODELS)],
 )
 def test_copies_compute_the_same(way, copied, tmp_path):
     layer = UnsharedBatchNormalization(APPLICATIONS)

@@ -27,7 +27,7 @@ OPTIMIZERS = {
     ),
 }
 # The first always, the next two in every submission.
-MARKS = [(), *[pytest.mark.system] * 2, *[pytest.mark.nightly] * 2]
+MARKS = [(), *[pytest.mark.nightly] * 4]
 
 
 @keras.saving.register_keras_serializable(package="test_first_step")

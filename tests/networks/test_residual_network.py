@@ -71,7 +71,7 @@ def marks_of(index):
     place = index + index // 6
     if place % 5:
         return [pytest.mark.nightly]
-    return [pytest.mark.system] if place % 2 else []
+    return [pytest.mark.nightly] if place % 2 else []
 
 
 # In the second stage blocks are shared.
@@ -391,7 +391,7 @@ KINDS = [
     {"bottleneck": True, "shortcut": "conv1x1", "layout": "bn_after_addition"},
     {"shortcut": "dropout"},
     {"widths": (4, 8), "stem_width": 6},
-    pytest.param({"lipschitz": 0.9, "anchor": "input"}, marks=pytest.mark.system),
+    pytest.param({"lipschitz": 0.9, "anchor": "input"}, marks=pytest.mark.nightly),
     {"share_from": 1, "batch_norm": "unshared", "blocks": 4},
     {"share_from": 0, "batch_norm": "unshared_scale", "blocks": 4},
 ]

@@ -330,7 +330,7 @@ def at_initialisation(seed, **kwargs):
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(0, marks=pytest.mark.system),
+        pytest.param(0, marks=pytest.mark.nightly),
         *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2, 3)),
     ],
 )
@@ -356,7 +356,7 @@ KINDS = [
 
 
 # With an anchor or without, and with bounds in every submission.
-MARKS = [(), pytest.mark.nightly, (), pytest.mark.system, pytest.mark.nightly]
+MARKS = [(), *[pytest.mark.nightly] * 4]
 
 
 def assert_same_sharing(net, other):

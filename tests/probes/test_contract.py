@@ -37,11 +37,11 @@ def net(nets, name):
     return next(net for net in nets if name in possible(tfr.chain(net)))
 
 
-# A few, and all in system tests.
+# A few, and all in nightly tests.
 FEW = ("block_metrics", "readout", "effective_parameters")
 every_probe = pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in FEW else [pytest.mark.system]) for name in PROBES],
+    [pytest.param(name, marks=[] if name in FEW else [pytest.mark.nightly]) for name in PROBES],
 )
 
 

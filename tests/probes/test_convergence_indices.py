@@ -478,7 +478,7 @@ PROBED = ("only block changes shape", "original", "several labels")
     [
         NETWORKS[PROBED[0]],
         pytest.param(NETWORKS[PROBED[1]], marks=pytest.mark.nightly),
-        pytest.param(NETWORKS[PROBED[2]], marks=pytest.mark.system),
+        pytest.param(NETWORKS[PROBED[2]], marks=pytest.mark.nightly),
     ],
     ids=PROBED,
 )

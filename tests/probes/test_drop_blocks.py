@@ -138,8 +138,8 @@ def numpy_fill(fill, added, image, order):
     ("fill", "keep_norm"),
     [
         ("zero", False),
-        pytest.param("resample", True, marks=pytest.mark.system),
-        pytest.param("mean", False, marks=pytest.mark.system),
+        pytest.param("resample", True, marks=pytest.mark.nightly),
+        pytest.param("mean", False, marks=pytest.mark.nightly),
         pytest.param("zero", True, marks=pytest.mark.nightly),
         pytest.param("resample", False, marks=pytest.mark.nightly),
         pytest.param("mean", True, marks=pytest.mark.nightly),

@@ -411,7 +411,7 @@ class Added(layers.Layer):
 
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param({}, marks=pytest.mark.system), {"blocks": Added}],
+    [pytest.param({}, marks=pytest.mark.nightly), {"blocks": Added}],
     ids=["opened", "whole layers"],
 )
 def test_two_kinds_of_blocks_in_layers_of_one_class(settings):

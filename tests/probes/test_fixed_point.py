@@ -53,7 +53,7 @@ def numpy_frame(net, batch, times):
     "settings",
     [
         *sample(NETWORKS, every=1),
-        pytest.param(BOUNDED, id="bounded", marks=pytest.mark.system),
+        pytest.param(BOUNDED, id="bounded", marks=pytest.mark.nightly),
         *sample(CONSTRAINED, 5, pytest.mark.nightly),
     ],
 )

@@ -352,9 +352,9 @@ def task(name):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("GPT2", marks=pytest.mark.system),
+        pytest.param("GPT2", marks=pytest.mark.nightly),
         pytest.param("Llama", marks=pytest.mark.nightly),
-        pytest.param("Gemma", marks=pytest.mark.system),
+        pytest.param("Gemma", marks=pytest.mark.nightly),
     ],
 )
 def test_language_models(name):

@@ -198,7 +198,7 @@ def marks_of(place, name, kind):
     """Every probe with one kind of network in every run: with the other one it is nightly."""
     if kind != sequences.KINDS[place % 2]:
         return [pytest.mark.nightly]
-    return [] if name in {*PROBES, "per position"} else [pytest.mark.system]
+    return [] if name in {*PROBES, "per position"} else [pytest.mark.nightly]
 
 
 CASES = [

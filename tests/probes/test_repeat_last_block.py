@@ -124,7 +124,7 @@ BOUNDED = CONSTRAINED_NETWORKS["bounded"]
     [
         *constrained("shared"),
         pytest.param(
-            BOUNDED | {"blocks": (3,), "widths": (4,)}, id="one stage", marks=pytest.mark.system
+            BOUNDED | {"blocks": (3,), "widths": (4,)}, id="one stage", marks=pytest.mark.nightly
         ),
         pytest.param(BOUNDED, id="bounded", marks=pytest.mark.nightly),
         pytest.param(

@@ -61,7 +61,7 @@ NETWORKS = {
     [
         *sample(NETWORKS, every=1),
         *sample(CASES[::5], every=3, others=pytest.mark.nightly),
-        pytest.param(ANCHORED[0], id=case_id(ANCHORED[0]), marks=pytest.mark.system),
+        pytest.param(ANCHORED[0], id=case_id(ANCHORED[0]), marks=pytest.mark.nightly),
         *(pytest.param(case, id=case_id(case), marks=pytest.mark.nightly) for case in ANCHORED[1:]),
     ],
 )

@@ -55,7 +55,7 @@ def broken(chain, changed=1e-2):
 
 
 @pytest.mark.parametrize(
-    "source", ["network", "functional", pytest.param("saved", marks=pytest.mark.system)]
+    "source", ["network", "functional", pytest.param("saved", marks=pytest.mark.nightly)]
 )
 def test_another_function_than_the_network_is_refused(source, tmp_path):
     net = functional() if source == "functional" else small_network()
@@ -195,7 +195,7 @@ class Positive(layers.Layer):
             return tf.identity(inputs)
 
 
-@pytest.mark.parametrize("probing", [pytest.param(True, marks=pytest.mark.system), False])
+@pytest.mark.parametrize("probing", [pytest.param(True, marks=pytest.mark.nightly), False])
 def test_export_refuses_a_network_that_takes_no_images_to_compare(probing, tmp_path):
     inputs = keras.Input((8, 8, 1))
     model = keras.Model(inputs, functional()(Positive()(inputs)))

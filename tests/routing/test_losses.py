@@ -298,7 +298,7 @@ def on_flattened(labels, outputs):
 @pytest.mark.parametrize(
     "loss",
     [
-        *(on_rows, on_gathered, pytest.param(on_both, marks=pytest.mark.system)),
+        *(on_rows, on_gathered, pytest.param(on_both, marks=pytest.mark.nightly)),
         *(pytest.param(loss, marks=pytest.mark.nightly) for loss in (on_indices, on_flattened)),
     ],
 )

@@ -135,7 +135,7 @@ assert not others, others
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(("several labels", "float32"), marks=pytest.mark.system),
+        pytest.param(("several labels", "float32"), marks=pytest.mark.nightly),
         pytest.param(("convergent", BFLOAT16), marks=pytest.mark.nightly),
     ],
     indirect=True,

@@ -344,7 +344,7 @@ IN_SYSTEM_TESTS = (pooled_shortcut, sequential, long_skip, side_by_side)
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(builder, marks=[pytest.mark.system] if builder in IN_SYSTEM_TESTS else [])
+        pytest.param(builder, marks=[pytest.mark.nightly] if builder in IN_SYSTEM_TESTS else [])
         for builder in MODELS
     ],
     ids=lambda builder: builder.__name__,
@@ -684,7 +684,7 @@ def test_sizes_that_tensorflow_cannot_tell():
 
 
 @pytest.mark.parametrize(
-    "builder", [post_activation, pytest.param(nested_shared, marks=pytest.mark.system)]
+    "builder", [post_activation, pytest.param(nested_shared, marks=pytest.mark.nightly)]
 )
 def test_mixed_precision(global_policy, builder):
     global_policy("mixed_bfloat16")

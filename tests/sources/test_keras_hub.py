@@ -84,7 +84,7 @@ def test_probes_and_export_of_a_classifier(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["BertBackbone", pytest.param("GPT2Backbone", marks=pytest.mark.system)]
+    "name", ["BertBackbone", pytest.param("GPT2Backbone", marks=pytest.mark.nightly)]
 )
 def test_weights_that_change_are_followed_and_the_model_is_left_as_it_was(name):
     model, inputs = built(name)
@@ -110,7 +110,7 @@ def test_layers_are_whole_where_they_cannot_be_opened():
 
 
 @pytest.mark.parametrize(
-    "name", ["GPT2Backbone", pytest.param("BertBackbone", marks=pytest.mark.system)]
+    "name", ["GPT2Backbone", pytest.param("BertBackbone", marks=pytest.mark.nightly)]
 )
 def test_a_dropped_block_is_a_branch_without_weights(name):
     model, inputs = built(name)

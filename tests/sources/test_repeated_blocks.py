@@ -167,7 +167,7 @@ def assert_same_frame(frame, other):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.system] * (n not in EVERY_RUN)) for n in MODELS]
+    "name", [pytest.param(n, marks=[pytest.mark.nightly] * (n not in EVERY_RUN)) for n in MODELS]
 )
 def test_every_application_is_a_block(name):
     """What probes give is what they give for separate layers."""

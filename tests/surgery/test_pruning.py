@@ -35,10 +35,7 @@ def measured(chain, batch, gone):
 @pytest.mark.eager
 @pytest.mark.parametrize(
     "by",
-    [
-        pytest.param(by, marks=() if by in ("loss", "first_order") else pytest.mark.nightly)
-        for by in CRITERIA
-    ],
+    [pytest.param(by, marks=() if by == "loss" else pytest.mark.nightly) for by in CRITERIA],
 )
 def test_a_plan_takes_what_is_needed_least_and_measures_again(by):
     """Step by step, by calls of probes on the smaller model; judged on other images."""
