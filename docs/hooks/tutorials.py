@@ -32,6 +32,23 @@ AT_ONCE = 2
 CACHE = ROOT / ".cache" / "tutorial"
 
 
+# For services that open notebooks; .github/workflows/notebooks.yml puts them there.
+REPOSITORY = "github.com/tfresidual/tfresidual"
+PUBLISHED = "blob/notebooks/{}.ipynb"
+SERVICES = {
+    "Colab": "https://colab.research.google.com/github/tfresidual/tfresidual/" + PUBLISHED,
+    "Kaggle": f"https://kaggle.com/kernels/welcome?src=https://{REPOSITORY}/{PUBLISHED}",
+}
+
+
+def with_install(notebook):
+    """Returns a notebook whose first block installs the package, for where it is not."""
+    cell = nbformat.v4.new_code_cell(f"%pip install --quiet git+https://{REPOSITORY}")
+    cell.id = "install"
+    cells = [*notebook.cells[:1], cell, *notebook.cells[1:]]
+    return nbformat.from_dict({**notebook, "cells": cells})
+
+
 def notebook_of(path):
     """Returns a page as a notebook that has not been run."""
     notebook = jupytext.read(path, fmt="md")
@@ -126,11 +143,12 @@ def on_files(files, config):
     for path, notebook in zip(paths, notebooks, strict=True):
         text, pictures = markdown_of(notebook, path.stem)
         page = files.get_file_from_path(f"{FOLDER}/{path.name}")
-        link = f"[This page as a notebook]({path.stem}.ipynb)\n\n"
+        links = [f"[This page as a notebook]({path.stem}.ipynb)"]
+        links += [f"[in {name}]({link.format(path.stem)})" for name, link in SERVICES.items()]
         title, _, rest = text.partition("\n\n")
-        page.content_string = f"{title}\n\n{link}{rest}"
+        page.content_string = f"{title}\n\n{' · '.join(links)}\n\n{rest}"
         written = io.StringIO()
-        nbformat.write(notebook, written)
+        nbformat.write(with_install(notebook), written)
         for name, content in {f"{path.stem}.ipynb": written.getvalue(), **pictures}.items():
             files.append(File.generated(config, f"{FOLDER}/{name}", content=content))
     return files
@@ -141,7 +159,7 @@ def main(folder):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted((ROOT / "docs" / FOLDER).glob("*.md")):
-        nbformat.write(notebook_of(path), folder / f"{path.stem}.ipynb")
+        nbformat.write(with_install(notebook_of(path)), folder / f"{path.stem}.ipynb")
 
 
 if __name__ == "__main__":
