@@ -52,15 +52,15 @@ def shown():
     return sorted(found, key=lambda pair: GROUPS.index(pair[1].group))
 
 
-def page(_=None):
-    """Returns the text of the gallery as it is now."""
+def pages():
+    """Returns the text of the gallery as it is now, by its path."""
     parts, group = [HEAD], None
     for probe, figure in shown():
         if figure.group != group:
             group = figure.group
             parts.append(f"\n## {group}\n")
         parts.append(entry(probe, figure))
-    return "".join(parts)
+    return {PAGE: "".join(parts)}
 
 
 def entry(probe, figure):
@@ -74,7 +74,7 @@ def entry(probe, figure):
         "```",
     ]
     if (PICTURES / f"{figure.name}.png").exists():
-        lines += ["", f"![{figure.title}](images/gallery/{figure.name}.png)"]
+        lines += ["", f"![{figure.question}](images/gallery/{figure.name}.png)"]
     lines += ["", figure.reading, ""]
     column = probe.columns.get(figure.column)
     if column is not None:
@@ -106,4 +106,5 @@ def draw(folder):
 if __name__ == "__main__":
     if sys.argv[1:]:
         draw(pathlib.Path(sys.argv[1]))
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

@@ -13,10 +13,10 @@ PAGE = pathlib.Path(__file__).parents[1] / "concepts" / "metrics.md"
 BEGIN, END = "<!-- the metrics of all probes -->\n", "<!-- end -->\n"
 
 
-def page(text):
-    """Returns the text of the page with the table as it is now."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + table() + END + rest.partition(END)[2]
+def pages():
+    """Returns the text of the page with the table as it is now, by its path."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    return {PAGE: before + BEGIN + table() + END + rest.partition(END)[2]}
 
 
 def table():
@@ -37,4 +37,5 @@ def _range(column):
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

@@ -1,6 +1,7 @@
 """Every link inside the repository leads somewhere, and every picture says what it shows."""
 
 import functools
+import runpy
 import urllib.parse
 
 import pytest
@@ -36,6 +37,13 @@ def test_pictures_have_alternative_texts(page):
     for token in tokens_of(page):
         if token.type == "image":
             assert len(token.content.split()) >= 4, token.attrs["src"]
+
+
+@pytest.mark.parametrize("name", ["metrics", "gallery", "reference"])
+def test_written_pages_are_those_of_the_package(name):
+    pages = runpy.run_path(str(ROOT / "docs" / "hooks" / f"{name}.py"))["pages"]()
+    for path, text in pages.items():
+        assert path.read_text(encoding="utf-8") == text, path
 
 
 def test_every_page_is_in_the_navigation():

@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-import pathlib
-import runpy
 
 import numpy as np
 import pandas as pd
@@ -124,11 +122,3 @@ def test_data_that_is_none_is_refused(name, net):
     for data in (None, 3, "images", {}, (images[:, :7], labels), (images[:0], labels[:0]), endless):
         with refused("data"):
             run(name, net, data)
-
-
-@pytest.mark.parametrize("name", ["metrics", "gallery"])
-def test_pages_have_what_probes_declare(name):
-    hook = pathlib.Path(__file__).parents[2] / "docs" / "hooks" / f"{name}.py"
-    page, path = (runpy.run_path(str(hook))[name] for name in ("page", "PAGE"))
-    text = path.read_text(encoding="utf-8")
-    assert text == page(text)
