@@ -52,7 +52,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="weight_deviations",
-            decision=("Near 0: the blocks of the stage are nearly one; share them."),
+            decision="Near 0: the blocks of the stage are nearly one; share them.",
             group=BOUNDS,
             column="deviation",
             title="How different are the blocks?",
@@ -63,7 +63,8 @@ DECLARATION = Probe(
             ),
             reading=(
                 "0 for blocks with equal weights, about 0.8 for many blocks with weights "
-                "drawn independently from a normal distribution."
+                "drawn independently from a normal distribution. Two blocks of a stage are "
+                "equally far from their mean, whatever they are."
             ),
             source=(
                 "Iterative convergent computation is not a useful inductive bias for ResNets, "

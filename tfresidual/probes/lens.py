@@ -95,7 +95,8 @@ DECLARATION = Probe(
             ),
             reading=(
                 "Where the divergence reaches 0, the prediction is made. A rank of 1 means "
-                "that the label has the highest output."
+                "that the label has the highest output; of several labels it is the mean rank, "
+                "with three of them 2 at best."
             ),
             source="Jastrzebski et al. 2018, section 4.2, for the last stage",
             drawing=Drawing(
@@ -108,7 +109,7 @@ DECLARATION = Probe(
                         height=3,
                     ),
                     Panel("KL to final, nats", (Line("kl"),), scale="wide", height=2),
-                    Panel("rank of the label", (Line("rank"),), scale="wide", height=2),
+                    Panel("mean rank of the label", (Line("rank"),), scale="wide", height=2),
                 ),
                 "state",
                 "after block",

@@ -39,7 +39,7 @@ DECLARATION = Probe(
     figures=(
         Figure(
             name="shuffle_blocks",
-            decision=("Flat: the order hardly matters; try shared blocks."),
+            decision="Flat: the order hardly matters; try shared blocks.",
             group=ROUTES,
             column="error",
             title="Does the order matter?",
@@ -47,7 +47,10 @@ DECLARATION = Probe(
                 "The error when blocks of a stage change places, over how much of their order "
                 "is preserved."
             ),
-            reading="If the error hardly rises, the order of the blocks matters little.",
+            reading=(
+                "If the error hardly rises, the order of the blocks matters little. A stage with "
+                "two blocks that can change places has one other order, and so one dot."
+            ),
             source="Veit et al. 2016, on reordering",
             drawing=Drawing(
                 "Shuffled blocks",
