@@ -130,7 +130,8 @@ def test_blocks_by_hand():
 
 
 def test_says_what_it_is():
-    chain = tfr.chain(networks.resnet(20))
+    network = networks.resnet(20)
+    chain = tfr.chain(network)
     assert [(b.stage, b.index, b.keeps_shape) for b in chain.blocks] == [
         (stage, index, stage == 1 or index > 0) for stage in (1, 2, 3) for index in range(3)
     ]
@@ -138,12 +139,17 @@ def test_says_what_it_is():
         "    block 0 (projection): changes the shape, read out after",
         "    blocks 1 to 2 (identity): drop, move, read out after, repeat block 2",
     ]
-    assert str(chain).splitlines() == [
+    lines = [
         "resnet20: 9 blocks in 3 stages",
         "  stage 1: 3 blocks",
         "    blocks 0 to 2 (identity): drop, move, read out after, repeat block 2",
         *("  stage 2: 3 blocks", *of_stage, "  stage 3: 3 blocks", *of_stage),
     ]
+    # The loss, too, unless it is that of `compile`.
+    assert str(chain).splitlines()[:-1] == lines
+    network.compile("sgd", "sparse_categorical_crossentropy")
+    chain = tfr.chain(network)
+    assert str(chain).splitlines() == lines
     hauser = tfr.chain(networks.hauser_resnet(2))
     assert all(block.keeps_shape for block in hauser.blocks)
     assert "stage 2: 2 blocks, entered by a transition" in str(hauser)

@@ -23,6 +23,7 @@ class Origin:
 
     def __init__(self, model: keras.Model, losses: Any) -> None:
         self._model = weakref.ref(model)
+        self.is_compiled = model.compiled
         # A subclassed model is kept alive by its chain as it is.
         self._layers = list(model.layers)
         self._parts = _parts_of(model, self._layers)
