@@ -1,7 +1,9 @@
 """What every declared probe does, whatever it measures."""
 
 import contextlib
+import inspect
 import io
+import re
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ from reference.random_network import random_batch, random_network
 from refusals import refused
 
 import tfresidual as tfr
+from tfresidual import probes
 from tfresidual.jobs.frames import read_frame, size_of
 from tfresidual.probes import running
 from tfresidual.probes.running import PROBES, ProbeOptions, possible
@@ -68,6 +71,20 @@ def test_compiled_it_measures_what_it_does_operation_by_operation(name, net):
         tf.config.run_functions_eagerly(False)
     assert all(len(frame) for frame in compiled.values())
     assert_equal(compiled, eager, rtol=1e-4)
+    for frame_name, frame in compiled.items():
+        check_documented(name, frame_name, frame)
+
+
+def check_documented(name, frame_name, frame):
+    """Docstrings name every column, and what is declared of a column holds."""
+    function = getattr(probes, frame_name, None)
+    if function is not None:
+        named = {*re.findall(r'`"?(\w+)"?`', inspect.getdoc(function)), "depth_asked_for"}
+        assert {column.removesuffix("_se") for column in frame} <= named
+    for column in set(PROBES[name].columns) & set(frame):
+        declared, values = PROBES[name].columns[column], frame[column].dropna().astype(float)
+        assert declared.at_least is None or (values > declared.at_least - 1e-6).all(), column
+        assert declared.at_most is None or (values < declared.at_most + 1e-6).all(), column
 
 
 @pytest.mark.eager

@@ -106,8 +106,9 @@ def shuffle_blocks(
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `swaps`, `draw` (from 0),
         `kendall_tau` (rank correlation of the order with the trained one, in [-1, 1]; 1 if no
-        block has moved), `error`, `cross_entropy`, `entropy`, `agreement`, `distance`, and the last
-        five columns of `drop_blocks`. If `data` is a dict, `split` is the first column.
+        block has moved), `error`, `cross_entropy`, `entropy`, `agreement`, `distance`,
+        `unperturbed_error`, and `error_rise` and `cross_entropy_rise` with their standard errors
+        `..._se`, as in `drop_blocks`. If `data` is a dict, `split` is the first column.
 
     Raises:
         ValueError: if an argument cannot be used, or no stage has two blocks that can move.
