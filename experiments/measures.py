@@ -114,8 +114,12 @@ def history(trained):
 
 @logged_on(train=IMAGES_PER_EPOCH, validation=IMAGES_PER_EPOCH)
 def by_epoch(trained):
-    """What the callbacks of the training published for every block and epoch."""
-    return from_logs(trained.log)
+    """What the callbacks of the training published for every block and epoch.
+
+    Of a network that was trained elsewhere, of the epochs whose weights came back.
+    """
+    found = from_logs(trained.log)
+    return found[found.groupby("epoch")["l2_ratio"].transform(lambda of: of.notna().any())]
 
 
 PLACE = ["split", "stage", "block"]
