@@ -132,9 +132,8 @@ def resnet(size, layers, seed, strategy=None, label=None, **kwargs):
 
 
 def learnt(seed):
-    """ResNet-110 of the paper's width at the size `trained`, where the shared ones have half."""
-    found = resnet("trained", 110, seed, **LEARNT)
-    return dataclasses.replace(found, name=f"ResNet-110-width_16-seed{seed}")
+    """ResNet-56 at the size `trained`."""
+    return resnet("trained", 56, seed, **LEARNT)
 
 
 def overfitted(seed):

@@ -93,9 +93,8 @@ SMALL = {
 }
 # The same of the networks of the size `trained`.
 TRAINED = {
-    "II": "ResNet-110 (3 x 18 blocks, 16 channels first, as in the paper): 15 epochs "
-    "on 48,000 images; *few images*: ResNet-56 on 8,000 without augmentation for 40 epochs, to fit "
-    "them. *Single representation* and *average pooling* have 16 channels (in the paper 100, 150) "
+    "II": "ResNet-56 (3 x 9 blocks, 16 channels first) was trained for 15 epochs on 48,000 images; "
+    "*few images*: on 8,000 without augmentation for 40 epochs, to fit them. *Single representation* and *average pooling* have 16 channels (in the paper 100, 150) "
     "and 10 epochs. Shared networks have 3 "
     "x 18 steps of 8 channels first, ResNet-38 3 x 6 blocks, 4 epochs. Blocks are shared from the "
     "sixth on.",
@@ -123,9 +122,9 @@ is drawn. All networks are smaller than the papers' and were trained for fewer e
 - Size `small`: two seeds, 8,000 to 16,000 images, batches of 16, no weight decay; three seeds of
   shared networks, four of table 1. Made with `--size small`. Where a statement is decided by
   networks of both sizes, the first counts.
-- On a GPU (one H200, 13 minutes for 25 networks, six at a time), with Keras on JAX by `on_jax.py`:
-  ResNet-110, single representation and average pooling of size `trained`, and the third and fourth
-  seeds of size `small`. Training images were decoded there by Pillow, which differs by up to 5 of
+- On a GPU (one H200, 13 minutes for 23 networks, six at a time), with Keras on JAX by `on_jax.py`:
+  single representation and average pooling of size `trained`, and the third and fourth seeds of
+  size `small`. Training images were decoded there by Pillow, which differs by up to 5 of
   255 levels. Everything is measured on a processor, in float32.
 - Untrained: the same networks as built, statistics of batch norm from 60 batches of images. Made
   with `--size untrained` and `--size untrained-small`.
