@@ -94,7 +94,8 @@ SMALL = {
 # The same of the networks of the size `trained`.
 TRAINED = {
     "II": "ResNet-56 (3 x 9 blocks, 16 channels first) was trained for 15 epochs on 48,000 images; "
-    "*few images*: on 8,000 without augmentation for 40 epochs, to fit them. *Single representation* and *average pooling* have 16 channels (in the paper 100, 150) "
+    "*few images*: on 8,000 without augmentation for 40 epochs, to fit them. *Single "
+    "representation* and *average pooling* have 16 channels (in the paper 100, 150) "
     "and 10 epochs. Shared networks have 3 "
     "x 18 steps of 8 channels first, ResNet-38 3 x 6 blocks, 4 epochs. Blocks are shared from the "
     "sixth on.",
