@@ -133,6 +133,8 @@ def take(arguments):
         if changed := papers.other_settings(repr(Settings(**one["settings"])), network.settings):
             raise SystemExit(f"{folder} was trained with other settings: {', '.join(changed)}")
         network = catalogue.with_dtype(network, one["settings"]["dtype"])
+        if not one["every_epoch"]:
+            network = dataclasses.replace(network, callbacks=clocked)
         take_one(network, folder, into)
         print(into, flush=True)
 
