@@ -18,6 +18,7 @@ from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.definitions.arguments import ArgumentError, check_int, formerly
 from tfresidual.definitions.declarations import PROBES
+from tfresidual.probes.guessing import AT_CHANCE
 from tfresidual.probes.logs import block_logs, log_key, published_places
 from tfresidual.probes.measure import takes_any_labels
 from tfresidual.routing.agreement import DisagreementError
@@ -270,7 +271,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         """Runs the probe on the model as it is now; returns what `probe` does."""
         self._chain = chain_in_training(self.model)
         try:
-            return self.probe(self._chain)
+            return self._quietly(self._chain)
         except DisagreementError:
             if self._is_hopeless:
                 raise
@@ -278,9 +279,15 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
             self.frames, self._is_hopeless = {}, True
             forget_chain(self.model)
             self._chain = chain_in_training(self.model)
-            numbers = self.probe(self._chain)
+            numbers = self._quietly(self._chain)
             self._is_hopeless = False
             return numbers
+
+    def _quietly(self, chain):
+        """Runs the probe; at the start of a training, every network is at chance."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", AT_CHANCE)
+            return self.probe(chain)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._has_ended = True
@@ -316,7 +323,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         for attempt, part in enumerate([few, few, data]):
             self.data = part
             try:
-                self.probe(chain := chain_in_training(self.model))
+                self._quietly(chain := chain_in_training(self.model))
                 return chain
             except Exception:
                 # Something may have changed that the chain does not show, or that a few images do

@@ -1,6 +1,7 @@
 """Dropped blocks against the NumPy version and by hand."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -276,3 +277,16 @@ def test_the_callback_publishes_what_was_chosen():
     np.testing.assert_allclose(found, frame["cross_entropy"], rtol=1e-4)
     with pytest.raises(ValueError, match=r"`fill` must .*Received: "):
         callbacks.DropBlocks(batch, fill="none")
+
+
+@pytest.mark.parametrize("learnt", [True, False])
+def test_a_network_at_chance_is_said_to_lose_nothing(learnt):
+    net = random_network()
+    images, _ = random_batch(net, images=64)
+    answers = np.argmax(net(images, training=False), axis=-1)
+    labels = answers if learnt else (answers + 1) % net.output_shape[-1]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        probes.drop_blocks(net, (images, labels))
+        probes.block_importance(net, (images, labels), by="loss")
+    assert [one.category for one in said] == [UserWarning] * (0 if learnt else 2)

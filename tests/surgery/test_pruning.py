@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pandas as pd
 import pytest
+import tensorflow as tf
 from keras import layers
 from reference.random_network import random_batch, random_network
 from refusals import refused
@@ -147,16 +148,40 @@ def test_statistics_are_those_of_the_images():
     model = keras.Model(inputs, norms[1](norms[0](inputs)))
     images = np.random.default_rng(0).normal(3, 2, (8, 4, 4, 3)).astype("float32")
     before = [weight.numpy() for weight in norms[1].weights]
-    assert surgery.update_statistics(model, itertools.repeat(images, 150)) == 1
-    for found, wanted in zip(
-        (norms[0].moving_mean, norms[0].moving_variance), statistics_of(model, images), strict=True
-    ):
-        np.testing.assert_allclose(found, wanted, rtol=1e-3)
+    moving = norms[0].moving_mean, norms[0].moving_variance
+    # Whatever they were before, and however few batches there are.
+    for count, stale in ((1, 0.0), (3, 1e4)):
+        for variable in moving:
+            variable.assign(np.full(3, stale))
+        assert surgery.update_statistics(model, itertools.repeat(images, count)) == 1
+        for found, wanted in zip(moving, statistics_of(model, images), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4)
     assert norms[0].momentum == 0.99
     for weight, value in zip(norms[1].weights, before, strict=True):
         np.testing.assert_array_equal(weight, value)
-    with refused("batches"):
-        surgery.update_statistics(model, [])
+    kept = [variable.numpy() for variable in moving]
+    for batches in ([], images):
+        with refused("batches"):
+            surgery.update_statistics(model, batches)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        surgery.update_statistics(model, [images, images[..., :2]])
+    for variable, value in zip(moving, kept, strict=True):
+        np.testing.assert_array_equal(variable, value)
+
+
+def test_statistics_of_a_shared_normalization_are_those_of_all_its_uses():
+    inputs, norm = keras.Input((3,)), layers.BatchNormalization()
+    unused = layers.BatchNormalization()
+    unused.build((None, 3))
+    model = keras.Model(inputs, norm(keras.ops.add(norm(inputs), 5.0)))
+    model.unused = unused
+    images = np.random.default_rng(0).normal(3, 2, (64, 3)).astype("float32")
+    assert surgery.update_statistics(model, [images] * 4) == 2
+    # The first use has means of 3, the second of 5, which weighs a little more.
+    weights = 0.99 ** np.arange(8)[::-1]
+    means = weights.reshape(4, 2) @ np.array([images.mean(0), np.full(3, 5.0)])
+    np.testing.assert_allclose(norm.moving_mean, means.sum(0) / weights.sum(), rtol=1e-3)
+    np.testing.assert_array_equal(unused.moving_variance, 1)
 
 
 def digits(images, seed):

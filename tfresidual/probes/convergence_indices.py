@@ -32,6 +32,7 @@ from tfresidual.definitions.settings import CHANCES
 from tfresidual.probes.drop_blocks import compared_with_whole
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
 from tfresidual.probes.evaluate_routes import frames_of_rows
+from tfresidual.probes.guessing import chance_error, images_of
 from tfresidual.probes.measure import weighted_mean
 from tfresidual.probes.readout import rows_of as readout_rows
 from tfresidual.probes.repeat_last_block import rows_of as repeat_rows
@@ -402,12 +403,6 @@ def indices_of(
     return pd.DataFrame(records)
 
 
-def images_of(weights):
-    """Returns of how many images of equal weights a mean is as certain as of these."""
-    weights = weights[weights > 0]
-    return weights.sum() ** 2 / (weights**2).sum() if len(weights) else 0.0
-
-
 def _refuse_chance(error, chance, split, images):
     noise = noise_at(chance, images)
     if _reaches(error, chance, noise):
@@ -504,22 +499,6 @@ def check_chance(choice):
             f"be one of {', '.join(map(repr, CHANCES))}, or a number over 0 and at most 1",
             choice,
         )
-
-
-def chance_error(choice, values):
-    """Returns the error of guessing on a split, given its `RouteValues`, from 0 to 1."""
-    if not isinstance(choice, str):
-        return float(choice)
-    labels = values.label_sets
-    if choice == "largest class":
-        _, sets = np.unique(labels, axis=0, return_inverse=True)
-        shares = np.bincount(sets.ravel(), values.weights) / values.weights.sum()
-        return 1 - float(shares.max())
-    # A single output for two classes always predicts exactly one of them.
-    has_row = labels.shape[1] == values.classes
-    counts = labels.sum(axis=1).tolist() if has_row else [1] * len(labels)
-    guessed = np.array([1 / math.comb(values.classes, count) for count in counts])
-    return 1 - float(weighted_mean(guessed, values.weights))
 
 
 def frames(chain, data, options, progress):

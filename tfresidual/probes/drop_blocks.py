@@ -20,6 +20,7 @@ from tfresidual.definitions.declarations import (
 )
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.fills import FILLS, ZERO, filled, route_with_fill
+from tfresidual.probes.guessing import warn_of_chance
 from tfresidual.probes.measure import joined_splits, rise_over, weighted_mean
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_scored
@@ -171,6 +172,7 @@ def rows_of(chain, route_of=lambda chain, block: drop(chain, (block.stage, block
 def frame_of_rows(chain, data, rows, memory_limit, progress):
     """Returns a frame of routes, see `frames_of_rows`, compared with the whole network."""
     frames, values = frames_of_rows(chain, data, {"": rows}, memory_limit, progress)
+    warn_of_chance(values)
     return compared_with_whole(frames[""], values, 1)
 
 

@@ -23,7 +23,7 @@ from tfresidual.definitions.arguments import (
 from tfresidual.definitions.chance import noise_at
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.block_importance import CRITERIA, block_importance
-from tfresidual.probes.convergence_indices import chance_error, images_of
+from tfresidual.probes.guessing import chance_error, images_of, warn_of_chance
 from tfresidual.probes.measure import rise_over, weighted_mean
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.batches import batches_of, no_images
@@ -338,6 +338,8 @@ class _Planner:
         rows = [self._row(0, ((0, 0),), 0, math.nan, self.whole) | self.costs.of_whole()]
         if goal.most_error is not None:
             self._check_chance(goal.most_error)
+        else:
+            warn_of_chance({None: self.whole})
         gone, answer = [], None
         while True:
             try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import TYPE_CHECKING
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
@@ -13,8 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-# Batches after which a moving average of this momentum has forgotten where it began.
-UPDATES, MOMENTUM = 60, 0.9
+# Batches that are enough for most networks.
+UPDATES = 60
+# Moving averages that begin at 0, divided by the sum of their weights: nearly the mean over the
+# last hundred batches, whatever the averages were before.
+MOMENTUM = 0.99
+# Over any variance, so that what is left of it after a batch says how often it was updated.
+LARGE = 1e6
 
 
 def update_statistics(model: keras.Model, batches: Iterable[Any]) -> int:
@@ -22,7 +30,8 @@ def update_statistics(model: keras.Model, batches: Iterable[Any]) -> int:
 
     What a normalization sees changes as blocks before it go, but not the mean and variance that it
     has kept from training. They are measured again in passes without labels and without a step of
-    training; nothing else changes, and layers that are frozen stay as they are.
+    training; what they were before does not count. Nothing else changes, and layers that are frozen
+    stay as they are; after an error, so do all others.
 
     Example:
 
@@ -31,30 +40,84 @@ def update_statistics(model: keras.Model, batches: Iterable[Any]) -> int:
 
     Args:
         model: a `keras.Model`.
-        batches: batches of its inputs, about 60 of them: the averages are moving ones of momentum
-            0.9, of which 0.2 % is then what they were before.
+        batches: an iterable of batches of its inputs, without labels; about 60 are enough for most
+            networks. The mean is one over the batches, in which each weighs 1 % more than the one
+            before it.
 
     Returns:
         The number of normalizations that were updated. If it is 0, no batch was read.
+
+    Raises:
+        ValueError: if `batches` is a single array, or there is no batch in it.
     """
     layers = normalizations_of(model)
+    if hasattr(batches, "shape"):
+        raise ArgumentError(
+            "batches",
+            "be an iterable of batches of inputs, such as `[images]`",
+            said=f"an array of shape {tuple(batches.shape)}",
+        )
     if not layers:
         return 0
-    before = [layer.momentum for layer in layers]
+    momenta = [layer.momentum for layer in layers]
+    kept = [[moving.numpy() for moving in _moving(layer)] for layer in layers]
     update = tf.function(lambda images: model(images, training=True), reduce_retracing=True)
-    count = 0
+    iterator, is_done = iter(batches), False
     try:
         for layer in layers:
             layer.momentum = MOMENTUM
-        for images in batches:
+        first = next(iterator, None)
+        if first is None:
+            raise ArgumentError("batches", "hold at least one batch of images", batches)
+        weights = _weights_of_a_batch(lambda: update(first), layers)
+        _begin(layers)
+        count = 0
+        for images in itertools.chain([first], iterator):
             update(images)
             count += 1
+        for layer, weight, before in zip(layers, weights, kept, strict=True):
+            _finish(layer, 1 - (1 - weight) ** count, before)
+        is_done = True
     finally:
-        for layer, momentum in zip(layers, before, strict=True):
+        for layer, momentum, before in zip(layers, momenta, kept, strict=True):
             layer.momentum = momentum
-    if not count:
-        raise ArgumentError("batches", "hold at least one batch of images", batches)
+            if not is_done:
+                _finish(layer, 0, before)
     return len(layers)
+
+
+def _moving(layer):
+    return layer.moving_mean, layer.moving_variance
+
+
+def _begin(layers, variance=0.0):
+    for layer in layers:
+        layer.moving_mean.assign(keras.ops.zeros_like(layer.moving_mean))
+        layer.moving_variance.assign(keras.ops.full_like(layer.moving_variance, variance))
+
+
+def _weights_of_a_batch(update, layers):
+    """Returns the weight that one batch has in the averages of each layer, 0 if it is not used.
+
+    A shared layer updates them several times per batch.
+    """
+    found = []
+    for variance in (0.0, LARGE):
+        _begin(layers, variance)
+        update()
+        found.append([layer.moving_variance.numpy() for layer in layers])
+    weights = []
+    for low, high in zip(*found, strict=True):
+        left = float(np.mean((high - low) / LARGE, dtype="float64"))
+        updates = round(math.log(left) / math.log(MOMENTUM)) if left > 0 else math.inf
+        weights.append(1 - MOMENTUM**updates)
+    return weights
+
+
+def _finish(layer, weight, before):
+    """Divides averages by the sum of their weights, or puts back what was there before."""
+    for moving, value in zip(_moving(layer), before, strict=True):
+        moving.assign(moving / weight if weight else value)
 
 
 def normalizations_of(model):
