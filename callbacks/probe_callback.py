@@ -28,6 +28,7 @@ from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.images import check_images, sliced
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.positions import has_positions, shape_of_outputs
+from tfresidual.sources.keras_models import OPENS_WITH_INPUTS
 from tfresidual.sources.settings import settings_of
 
 if TYPE_CHECKING:
@@ -101,6 +102,14 @@ def chain_in_training(model):
     is_old = probed.chain is None or probed.state != state
     if is_old or change_of(probed.chain) is not None:
         probed.chain, probed.state = sources.chain(model, **probed.options), state
+        if any(OPENS_WITH_INPUTS in note for note in probed.chain.notes):
+            warnings.warn(
+                f"Callbacks take whole layers of {model.name} as blocks, since they do not see the "
+                "size of its inputs: `callbacks.use_blocks(model, inputs=batch)` before `fit` "
+                "shows them the blocks inside; `callbacks.use_blocks(model, opened=False)` says "
+                "that whole layers are meant.",
+                stacklevel=2,
+            )
     return probed.chain
 
 
@@ -135,9 +144,13 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
     The network is probed in inference mode and is not changed, except by layers that assign to
     variables of their own in `predict`, too. The callback can be deep-copied and reused.
 
+    Blocks are those of `tfresidual.chain(model)`; `use_blocks` chooses others, such as the
+    attention and feed-forward layers inside of the layers of a transformer.
+
     Args:
-        data: images and labels, see `tfresidual.definitions.types.Data`; if they are a dict
-            by split name, every key starts with the split name.
+        data: images and labels: a `tf.data.Dataset` in batches, or a tuple `(images, labels)` or
+            `(images, labels, weights)` of arrays, or a dict of these by split name, which every key
+            then starts with; see `tfresidual.definitions.types.Data`.
         every: int, the probe runs once every `every` epochs.
         on_error: what happens if the probe fails after training has begun: `"warn"`, a warning for
             each cause and NaN for the keys, or `"raise"`, the error, which ends the training.

@@ -575,12 +575,12 @@ def _frame(chain, values, what, is_each, per_image):
 def _warn_of_noise(differences, weights):
     """Warns if the runs on data and source differ by less than noise in what is measured."""
     mean, error = weighted_mean(differences, weights), standard_error(differences, weights)
-    if abs(mean) < STANDARD_ERRORS * error:
+    if mean == 0 or abs(mean) < STANDARD_ERRORS * error:
         warnings.warn(
             f"The runs on `data` and `source` differ by {mean:.3g} in what is measured, "
             f"with a standard error of {error:.2g}: `effect`, a share of this difference, is "
-            "noise. Read `difference`, or choose pairs or a `target` for which the runs differ, "
-            'such as `target=("label", "source label")`.',
+            "noise, and NaN over 0. Read `difference`, or choose pairs or a `target` for which the "
+            'runs differ, such as `target=("label", "source label")`.',
             stacklevel=4,
         )
 

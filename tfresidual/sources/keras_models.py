@@ -42,6 +42,9 @@ FROM_WEIGHTS = (
     "they compute numbers from weights alone, which would be constants if they were opened"
 )
 
+# What a chain says of layers whose number of positions is not known.
+OPENS_WITH_INPUTS = "with `inputs`, a batch whose size they can see, they might be opened"
+
 
 def chain_of_model(model, blocks=None, opened=None, inputs=None, padding=None, output=None):
     """Returns the chain of a Keras model; for arguments and errors, see `tfresidual.chain`.
@@ -223,7 +226,7 @@ def _of_opened(model, whole, opens, inputs, padding):
         raise no_block(whole, model, other_additions(whole), _opaque(whole), reason)
     declared = model.inputs if inputs is None and has_graph(model) else whole.inputs
     has_unknown = None in [size for tensor in declared for size in tensor.shape[1:]]
-    hint = "; with `inputs` of a known size they might be opened" if has_unknown else ""
+    hint = f"; {OPENS_WITH_INPUTS}" if has_unknown else ""
     note = f"layers are whole blocks, not opened: {reason}{hint}"
     return _chain(model, division, inputs, padding, note)
 
