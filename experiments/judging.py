@@ -201,14 +201,17 @@ def class_of(cases: Iterable[Case], untrained: Iterable[Case] = (), gate: str = 
     """Returns the class of a statement, from its cases.
 
     Args:
-        cases: the cases; those without a value say nothing.
+        cases: the cases; with one without a value, it holds at most in part.
         untrained: cases of the networks before their training, if training is to make the statement
             true.
         gate: the gate that is not met; empty if all are.
     """
+    cases = tuple(cases)
     answers = [case.holds for case in cases if has_value(case)]
     if gate or not answers:
         return UNDECIDABLE
+    if all(answers) and len(answers) < len(cases):
+        return IN_PART
     if all(answers):
         before = [case.holds for case in untrained if has_value(case)]
         return ALSO_UNTRAINED if before and all(before) else CONFIRMED

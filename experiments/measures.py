@@ -93,7 +93,7 @@ def summary(trained, images):
         log = trained.log
         best = len(log) - 1 if trained.network.is_last else log[f"val_{trained.metric}"].idxmax()
         found |= {"best_epoch": best, "epochs": len(log)}
-        found |= {"seconds": log["seconds"].sum()}
+        found |= {"seconds": log["seconds"].sum(min_count=1)}
     return pd.DataFrame(found)
 
 

@@ -231,7 +231,7 @@ def test_what_else_is_in_the_wheel(wheel):
 def test_links_of_the_description_work_on_a_package_index(wheel):
     (metadata,) = (wheel[name].decode() for name in wheel if name.endswith("/METADATA"))
     source = re.search(r"^Project-URL: Source, (https://\S+)$", metadata, re.MULTILINE)[1]
-    assert f"]({source}/raw/main/docs/images/cosine_loss.png)" in metadata
+    assert f"]({source}/raw/main/docs/images/report.png)" in metadata
     assert f"]({source}/blob/main/CONTRIBUTING.md)" in metadata
     assert not re.findall(r"\]\((?!https://)", metadata)
     for file in ("mkdocs.yml", "setup.cfg"):

@@ -273,6 +273,7 @@ def test_network_is_left_as_it_was(settings):
 
 @pytest.mark.system
 @pytest.mark.compiled
+@pytest.mark.nightly
 def test_nothing_is_compiled_after_the_first_epoch():
     net = network(blocks=2, widths=(4,))
     # Only what the callbacks compile is of interest here.

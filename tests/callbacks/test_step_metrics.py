@@ -745,7 +745,7 @@ MODELS = {
 
 
 # The first always, two more in every submission.
-MARKS = [[], *[[pytest.mark.system]] * 2, *[[pytest.mark.nightly]] * 6]
+MARKS = [[], *[[pytest.mark.nightly]] * 8]
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,7 @@ print(sum(int(e["image"].sum()) for e in builder.as_dataset("train").as_numpy_it
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_two_processes_prepare_at_once(tmp_path):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = [

@@ -76,7 +76,7 @@ def expected_of(name, chain, images):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.nightly] if place % 4 else [])
+        pytest.param(name, marks=[pytest.mark.nightly] if place % 8 else [])
         for place, name in enumerate(FRAMES)
     ],
 )
@@ -456,6 +456,7 @@ def replace_by_other_classes(path):
     "damage",
     [truncate_variables, pytest.param(replace_by_other_classes, marks=pytest.mark.nightly)],
 )
+@pytest.mark.nightly
 def test_a_series_that_ends_early_leaves_whole_frames_as_they_were(run, series, tmp_path, damage):
     folder, names = tmp_path / "series", ["effective_parameters", "readout"]
     shutil.copytree(series[0], folder)

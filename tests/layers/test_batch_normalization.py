@@ -501,6 +501,7 @@ def test_the_graph_of_a_function_ends_with_the_function(training):
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_under_a_mirrored_strategy_with_two_devices():
     done = processes.run(MIRRORED)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -171,6 +171,7 @@ def images(shape, count=3, seed=0):
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_groups_of_three_axes_and_channels_first():
     """What TensorFlow computes on CPUs only when it is compiled."""
     for layer, shape in (
@@ -275,7 +276,8 @@ def test_frozen_and_applied_twice():
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    "dtype", ["float32", "mixed_bfloat16", pytest.param("mixed_float16", marks=NIGHTLY)]
+    "dtype",
+    ["float32", *(pytest.param(f"mixed_{one}", marks=NIGHTLY) for one in ("bfloat16", "float16"))],
 )
 def test_trained_saved_cloned_and_exported(dtype, tmp_path):
     keras.utils.set_random_seed(0)

@@ -63,6 +63,7 @@ for _ in range(2):
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processors cannot be chosen here")
 @pytest.mark.system
+@pytest.mark.nightly
 def test_a_pass_ends_at_once():
     """As TensorFlow has it, two of three such passes take a second to end."""
     done = subprocess.run([sys.executable, "-c", PASSES], capture_output=True, text=True)

@@ -59,6 +59,7 @@ def test_units_built_inside_of_a_graph_are_bounded(build):
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_a_look_changes_nothing_in_how_a_bounded_network_trains():
     images, labels = some_images(), np.arange(8) % 4
 

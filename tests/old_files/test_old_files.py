@@ -51,7 +51,10 @@ def test_exports(old):
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("name", "command", "table"),
-    [("run", make.TRAIN, "log.csv"), ("search", make.TUNE, "frames/trace.csv")],
+    [
+        pytest.param("run", make.TRAIN, "log.csv", marks=pytest.mark.nightly),
+        ("search", make.TUNE, "frames/trace.csv"),
+    ],
 )
 def test_runs_and_searches(old, tmp_path, name, command, table):
     """One that is complete stays as it is; one that was interrupted ends like it."""

@@ -88,6 +88,7 @@ def test_all_subsets():
     assert plan["stage"].tolist() == [0, 2]
 
 
+@pytest.mark.nightly
 def test_where_a_plan_ends():
     net, batch, test = trained(), digits(200, 3), digits(100, 2)
     plan = surgery.plan(net, batch, most_error=0.5, test=test, batch_sizes=())
@@ -204,7 +205,7 @@ def trained():
     return net
 
 
-@pytest.mark.parametrize("distil", [0.0, 0.5])
+@pytest.mark.parametrize("distil", [0.0, pytest.param(0.5, marks=pytest.mark.nightly)])
 def test_a_pruned_network_gets_back_what_it_lost(distil):
     net, test = trained(), digits(400, 2)
     before = [weight.numpy() for weight in net.weights]
@@ -230,6 +231,7 @@ def test_a_pruned_network_gets_back_what_it_lost(distil):
         np.testing.assert_array_equal(weight, value)
 
 
+@pytest.mark.nightly
 def test_statistics_follow_the_training():
     """Where moving averages would take thousands of steps."""
     net, batch, test = net_and_batches()

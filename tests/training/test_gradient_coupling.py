@@ -490,7 +490,9 @@ def test_weights_left_out_of_weight_decay():
 
 @pytest.mark.system
 @pytest.mark.compiled
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("mixed_float16", marks=pytest.mark.nightly)]
+)
 def test_a_training_resumes_from_its_file(tmp_path, dtype):
     def optimizer():
         return GradientCoupling(OPTIMIZERS["adam"](), 0.5, "triangular", first_block=1)

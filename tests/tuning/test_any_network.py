@@ -280,6 +280,7 @@ def test_a_network_that_does_not_fit_is_a_failed_trial(tmp_path):
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_the_fingerprint_of_a_network():
     """It depends on the blocks, and not on names that Keras makes."""
 
@@ -562,6 +563,7 @@ def test_the_error_of_guessing(name):
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_a_network_that_has_learned_is_one(tmp_path):
     tuner = tuner_in(tmp_path, lambda blocks: dense(blocks, 0.01), (1, 1), epsilon=100.0)
     search(tuner, epochs=10)
@@ -619,6 +621,7 @@ def test_what_is_told_of_a_depth(tmp_path, name):
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_the_folder_of_an_earlier_version(tmp_path):
     """Without what it did not measure or record; its trials are kept, and the search resumes."""
     make, start, options = SEARCHES["dense"]

@@ -520,6 +520,7 @@ class Slow(keras_tuner.HyperModel):
         return super().fit(hp, model, *args, **kwargs)
 
 
+@pytest.mark.nightly
 def test_several_executions(tmp_path, monkeypatch):
     """Measurements are averaged, seconds are not; the weights are those of the best."""
     clock = Slow()
@@ -713,6 +714,7 @@ class TestHyperModel:
 
 
 class TestOtherHyperparameters:
+    @pytest.mark.nightly
     def test_a_search_for_each_width(self, tmp_path, capsys):
         def build(hp):
             return network(tuning.blocks(hp), (hp.Choice("width", [2, 3]),))
@@ -739,6 +741,7 @@ class TestOtherHyperparameters:
 
 
 class TestWarmStart:
+    @pytest.mark.nightly
     def test_begins_where_the_shallower_ended(self, tmp_path):
         tuner = searched(tmp_path, max_trials=2, warm_start=True)
         trace = tuner.trace()

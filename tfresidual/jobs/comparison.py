@@ -98,13 +98,20 @@ def compare(
     }
     epsilon = next(iter(found.values())).settings.epsilon
     sections = [_settings_section(found), _training_section(found, measured)]
-    sections += comparison_sections(measured, epsilon)
+    compared = comparison_sections(measured, epsilon)
+    nothing = (
+        "no figure was measured on all of these runs; `tfresidual probe RUN --probe NAME` measures "
+        "it on each of them"
+    )
+    if not compared:
+        say(console, nothing)
     say(console, "writing the page")
     return write(
         path,
         f"{', '.join(list(found)[:-1])} and {list(found)[-1]} compared",
-        sections,
+        [*sections, *compared],
         generator=GENERATOR,
+        conclusions=[] if compared else [("Probes", f"{nothing}.")],
     )
 
 

@@ -12,7 +12,7 @@ _TRAINING = Figure(
     title="Training",
     question="Loss and accuracy on the training and the validation images, epoch by epoch.",
     reading=(
-        "The network of the epoch with the best validation value is the one probed below. "
+        "The network of the epoch with the best validation value is kept, and probed. "
         "Training values are means over the epoch, while the weights change. Overfitting shows as "
         "a training loss that falls while the validation loss rises."
     ),
