@@ -33,6 +33,7 @@ PAGE = HERE / "README.md"
 # In the order of the page. Scripts that do not exist are left out.
 NAMES = (
     "training_step",
+    "kernels",
     "first_step",
     "metrics_pass",
     "step_metrics",

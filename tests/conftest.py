@@ -64,6 +64,27 @@ def pytest_runtest_protocol(item, nextitem):
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leaves `n` cases of a test with the mark `sampled(n)` in every run; the others are nightly.
+
+    They are spread over all cases; neighbours in a product of parameters are far from each other.
+    """
+    groups = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("nightly"):
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in groups.values():
+        count = cases[0].get_closest_marker("sampled").args[0]
+        places = sorted(range(len(cases)), key=lambda place: place * GOLDEN % 1)
+        for place in places[count:]:
+            cases[place].add_marker("nightly")
+
+
+# Multiples of it, modulo 1, fill the interval evenly.
+GOLDEN = 0.6180339887
+
+
 def _has_bounds(item):
     """Whether a network of the test's parameters has bounds: searching for them, in loops of many
     operations, takes long without compiling."""

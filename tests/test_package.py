@@ -83,6 +83,7 @@ def test_import_loads_little(imported):
     assert {"tfresidual.layers", "tfresidual.networks"} <= set(imported["first"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.system
 @pytest.mark.parametrize("level", [None, "0"])
 def test_import_says_nothing(level):

@@ -125,6 +125,7 @@ SMALL = small_change_of_an_attribute
 OFTEN, SELDOM = (lora, SMALL, head, quantized), (more_blocks, fewer_blocks, attribute, activation)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -180,6 +181,7 @@ class Times:
         return self.factor * values
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_partial", [False, True], ids=["object", "partial"])
 def test_a_small_change_inside_an_attribute(is_partial):
     net, own = Net(), Times()
@@ -279,6 +281,7 @@ READ = {
 READ_OFTEN = ("inside", "loss", "closure")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.system
 @pytest.mark.parametrize(
     "change",
@@ -361,6 +364,7 @@ class Outside(layers.Layer):
         return float(os.environ.get("TESTS_SCALE", 1.0)) * state + noise
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.system
 @pytest.mark.parametrize(("name", "is_lost"), [("TESTS_SCALE", False), ("TESTS_NOISE", True)])
 def test_a_change_that_only_the_outputs_show(name, is_lost, monkeypatch, recwarn):

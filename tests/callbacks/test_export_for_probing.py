@@ -85,6 +85,7 @@ def test_each_export_holds_the_weights_of_its_epoch(tmp_path):
     assert not np.allclose(outputs.by_epoch[2], outputs.by_epoch[3], atol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("settings", "epochs", "expected"),
     [
@@ -302,6 +303,7 @@ def test_overwrite_replaces_them(tmp_path):
 # Trainings that resume
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", [{}, {"epochs": [0, 1, 2, 3, 4]}], ids=["every", "epochs"])
 @pytest.mark.parametrize("there", [(), (1, 2)], ids=["elsewhere", "there"])
 def test_a_training_that_goes_on_adds_to_the_series(tmp_path, monkeypatch, settings, there):

@@ -112,6 +112,7 @@ def test_data_that_is_none(kind):
         assert ("split 'b'" in str(caught.value)) == (name == "a bad split")
 
 
+@pytest.mark.sampled(4)
 @all_kinds
 def test_data_that_does_not_fit_the_network(net, kind):
     for name, data in MISFITS.items():
@@ -139,6 +140,7 @@ def test_images_alone_where_labels_are_read(net):
 WEIGHTS = np.array([1, 0, 2, 0, 1, 0.5], "float32")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("make", "kind"),
     [

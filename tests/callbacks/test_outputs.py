@@ -114,6 +114,7 @@ CASES = [("early output", 1), ("list", 0), ("subclassed", 0), ("subclassed", 1),
 MARKS = [(), *[pytest.mark.system] * 2, *[pytest.mark.nightly] * 5]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "number"),
     [pytest.param(*case, marks=marks) for case, marks in zip(CASES, MARKS, strict=True)],
@@ -136,6 +137,7 @@ def test_one_of_several_outputs(name, number, tmp_path):
     np.testing.assert_allclose(logged_norms(model, labels), expected, rtol=1e-3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fill", ["mean", "resample"])
 def test_probes_of_one_of_several_outputs(fill):
     model = functional(True, False)
@@ -152,6 +154,7 @@ def test_probes_of_one_of_several_outputs(fill):
     np.testing.assert_allclose(*products, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["list", "dict", "early output", "subclassed"])
 def test_several_outputs_together(name):
     model, labels, is_early = compiled(name, [CLASSES[:, None], VALUES])

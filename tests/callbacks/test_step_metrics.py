@@ -310,6 +310,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", [*list(CHANGES)[:4], *map(nightly, list(CHANGES)[4:])])
 def test_a_model_changed_after_a_training_is_measured_as_it_is(change):
     data = np.random.default_rng(0).normal(size=(2, 4, 2)).astype("float32")
@@ -490,6 +491,7 @@ OPTIMIZERS = {
 
 
 # Keras says so at the end of any data whose length it does not know.
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize(
     ("kind", "course", "every", "steps", "optimizer"),
@@ -646,6 +648,7 @@ class Freezes(keras.callbacks.Callback):
         self.model.make_train_function(force=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.system
 @pytest.mark.eager
 @pytest.mark.parametrize(

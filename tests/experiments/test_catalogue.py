@@ -192,6 +192,7 @@ def random(paper, size="small"):
     return frames_of(networks.values(), {name for of in measures.values() for name in of})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "size", ["smoke", "trained", pytest.param("small", marks=pytest.mark.nightly)]
 )
@@ -213,6 +214,7 @@ def test_every_statement_is_decided_by_the_networks_that_it_is_about(paper, size
         assert str(statement.judged(alone, size, before)) == str(found), statement.id
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.system
 @pytest.mark.parametrize("paper", catalogue.PAPERS)
 def test_every_entry_is_drawn(paper):

@@ -44,11 +44,13 @@ def test_refuted(name, change):
     assert judged(name, untrained={}, **change)[0] == REFUTED
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize(("name", "change"), changes("otherwise"))
 def test_true_in_part(name, change):
     assert judged(name, **change)[0] in (IN_PART, REFUTED)
 
 
+@pytest.mark.sampled(22)
 @pytest.mark.parametrize(("name", "change"), changes("undecidable"))
 def test_undecidable(name, change):
     assert judged(name, **change)[0] == UNDECIDABLE

@@ -73,6 +73,7 @@ def expected_of(name, chain, images):
     return getattr(probes, name)(chain, images, **options.get(name, {}))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -189,6 +190,7 @@ def test_lipschitz_bounds_of_a_file(run, tmp_path):
     assert paths[0] == tmp_path / "probes" / "net" / "lipschitz.csv"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_series", [False, True])
 def test_a_folder_that_is_removed_meanwhile(run, series, tmp_path, is_series):
     """It is not made anew with what is measured after that."""

@@ -124,6 +124,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.eager
 @pytest.mark.parametrize(
     ("layer_class", "init_kwargs", "input_shape", "output_shape", "weights", "seeds"), CASES
@@ -271,6 +272,7 @@ TOGETHER = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("make", "name"), TOGETHER)
 def test_arguments_that_do_not_fit(make, name):
     with refused(*([name] if isinstance(name, str) else name)):

@@ -65,6 +65,7 @@ def combinations():
         yield pytest.param(*case, marks=marks)
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("layout, bottleneck, shortcut, change", list(combinations()))
 def test_unit(layout, bottleneck, shortcut, change):
     """Shape, parameter counts, outputs and configuration of every combination."""
@@ -203,6 +204,7 @@ IDENTITIES = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("layout", OPEN)
 @pytest.mark.parametrize("name", IDENTITIES)

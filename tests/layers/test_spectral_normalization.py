@@ -131,6 +131,7 @@ def excess(case, seed, bound):
 
 
 # Without graphs, of which thousands would be kept.
+@pytest.mark.sampled(7)
 @pytest.mark.eager
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [2, pytest.param(200, marks=NIGHTLY)])
@@ -242,6 +243,7 @@ def with_lora(layer):
     random_weights(layer, 3)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_inference_follows_the_weights(name, compiled):

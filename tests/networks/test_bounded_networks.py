@@ -169,6 +169,7 @@ def trained():
     return net, net.get_weights(), analyse(net.get_config(), weights_of(net), images, labels)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.system
 @pytest.mark.parametrize(
     "way",

@@ -82,6 +82,7 @@ CONSTRAINED = [
 FREE = of_every_kind(others=pytest.mark.nightly)
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("case", FREE + VARIANTS + CONSTRAINED, ids=case_id)
 def test_states_and_outputs_are_those_of_the_numpy_version(case):
     net = random_network(seed=2, **{"blocks": (1, 2)} | case)
@@ -97,6 +98,7 @@ def test_states_and_outputs_are_those_of_the_numpy_version(case):
     np.testing.assert_allclose(net(images), outputs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("case", [CASES[2], CASES[11], CASES[16], *VARIANTS[6:]], ids=case_id)
 def test_configurations_and_files(case, tmp_path):
     net = random_network(seed=1, **{"blocks": 1} | case)
@@ -343,6 +345,7 @@ def test_probes_routes_and_exports_see_no_dropping(name, tmp_path):
             pd.testing.assert_frame_equal(frame, expected, rtol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.system
 @pytest.mark.parametrize("name", BRANCHES)
 def test_training_coupling_and_files(name, tmp_path):

@@ -28,6 +28,7 @@ def old(tmp_path_factory):
     return folder
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*make.OPTIONS, "layers"])
 def test_models(old, name):
     if name == "layers" and keras.__version__.startswith("3.14."):

@@ -190,6 +190,7 @@ def test_public_names():
     assert all(callable(getattr(plots, name)) for name in plots.__all__)
 
 
+@pytest.mark.sampled(72)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", FIGURES)
 def test_draws(name, variant):
@@ -203,6 +204,7 @@ def test_draws(name, variant):
         pd.testing.assert_frame_equal(frame, before[key])
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", FIGURES)
 def test_missing_and_infinite_values_are_gaps(name):
     arguments = FIGURES[name][0]()
@@ -320,6 +322,7 @@ def test_wrong_frames_are_refused(name, complained, changed):
         getattr(plots, name)(**arguments)
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("blocks", [1, 5, 18])
 @pytest.mark.parametrize("name", IN_A_ROW)
 def test_values_stand_at_their_blocks(name, blocks):
@@ -384,6 +387,7 @@ def with_strange_names(name):
     return arguments if all("split" in frame for frame in arguments.values()) else None
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [name for name in FIGURES if with_strange_names(name)])
 def test_names_are_shown_as_they_are(name):
     """No mathematics, and none left out."""

@@ -184,6 +184,7 @@ def names(rows, several_labels):
 
 
 # The other networks are nightly: what they share is in the tests of all routes.
+@pytest.mark.sampled(2)
 @all_networks("bounded", mark=pytest.mark.nightly)
 @pytest.mark.parametrize("groups", ["fixed", "next block"])
 def test_equals_numpy(settings, groups):

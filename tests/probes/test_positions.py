@@ -208,6 +208,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_padding_changes_no_metric(name, kind):
     """More padding at the ends of the sequences, and sequences that are all padding."""

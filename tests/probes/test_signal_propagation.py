@@ -56,6 +56,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -82,6 +82,7 @@ def measured(name, net, *data):
     return frame[shown]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", marked(NAMES))
 def test_a_weight_is_as_many_copies_and_of_weight_0_is_not_there(name, net):
     of_zero = measured(name, net, IMAGES, LABELS, (WEIGHTS > 0).astype(float))
@@ -143,6 +144,7 @@ IN_HALF = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", IN_HALF)
 def test_mixed_precision_is_near_float32(name):
     net, low = (random_network(dtype=d, blocks=(2, 1)) for d in ("float32", "mixed_bfloat16"))
@@ -195,6 +197,7 @@ def dataset(batches):
 OVER_POSITIONS = ("attribution", "drop_blocks", "lens", "readout", "shuffle_blocks")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", ["images", "sequences"])
 @pytest.mark.parametrize(
     "name",

@@ -20,6 +20,7 @@ def test_no_number_is_wrong():
     assert not [cell for cell in cells if cell.startswith("**")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [*FIRST, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)]
 )

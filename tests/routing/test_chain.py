@@ -64,6 +64,7 @@ def anchored(request):
     return made(request)
 
 
+@pytest.mark.sampled(5)
 def test_is_the_network_in_one_walk_or_in_two_parts(case):
     net, chain, (images, _) = case
     np.testing.assert_array_equal(chain(images), net(images))

@@ -114,6 +114,7 @@ def assert_equal(found, expected):
     pd.testing.assert_frame_equal(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", [*FORMS, *WEIGHTED])
 def test_labelled_data(name, chain):
     data = (FORMS | WEIGHTED)[name]

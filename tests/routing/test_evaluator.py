@@ -96,6 +96,7 @@ def of_a_kind(request):
     return net, batch, routes, evaluate(chain, batch, routes, with_outputs=True)
 
 
+@pytest.mark.sampled(4)
 def test_equals_networks_of_all_kinds_built_anew_and_numpy(of_a_kind):
     net, (images, _), routes, values = of_a_kind
     check_rebuilt(net, images, routes, values.outputs)

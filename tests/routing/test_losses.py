@@ -173,6 +173,7 @@ FROM_LOGITS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.system
 @pytest.mark.filterwarnings("ignore:.*received `from_logits=True`:UserWarning")
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
@@ -191,6 +192,7 @@ def test_logits_are_found_where_keras_finds_them(policy, name, tmp_path, global_
 SHAPES = {"maps": (3, 3), "a column": (9, 1), "volumes": (2, 2, 2), "positions": (9,)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.system
 @pytest.mark.parametrize("name", SHAPES)
 def test_positions_of_an_ignored_class_are_not_in_the_mean(name):
@@ -369,6 +371,7 @@ def divided(labels, outputs):
     return ops.mean(ops.square(outputs), axis=-1) / ops.cast(ops.shape(outputs)[0], "float32")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("loss", "words"),
     [

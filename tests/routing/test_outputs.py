@@ -78,6 +78,7 @@ SOFTMAXES = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", sample({name: name for name in SOFTMAXES}, every=2))
 def test_a_softmax_however_it_is_written(name):
     model = network(SOFTMAXES[name])
@@ -168,6 +169,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("expected", "head", "losses"), KINDS)
 def test_the_activation_tells_and_then_the_loss(expected, head, losses):
     for loss in losses:

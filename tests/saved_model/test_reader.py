@@ -131,6 +131,7 @@ def assert_frames_agree(frames, expected, allowed, exact):
             )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", params("masked", "per position"), indirect=True, ids=str)
 def test_frames_of_a_saved_model_are_those_of_the_network(case):
     folder, kind = case.path.parent, case.kind
@@ -145,6 +146,7 @@ def test_frames_of_a_saved_model_are_those_of_the_network(case):
     assert (frames["block_metrics"]["gradient_norm"] > 0).any()
 
 
+@pytest.mark.sampled(2)
 def test_the_chain_says_what_the_live_one_says_and_is_exported_again(case, tmp_path):
     live, loaded = tfr.chain(case.net), tfr.chain(case.path)
     # A SavedModel knows its loss, even if the model was not compiled.
@@ -276,6 +278,7 @@ def assert_losses_agree(chain, other, labels):
     assert np.abs(expected[1]).max() > 1e-3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[] if n in IN_DEFAULT else [pytest.mark.nightly]) for n in LOSSES],
@@ -602,6 +605,7 @@ CHANGES |= {
 } | {"a loss without a config": {"loss": {"loss": "mse"}}, "a list of losses": {"loss": ["mse"]}}
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize("name", CHANGES)
 def test_layouts_with_one_thing_wrong(damaged, monkeypatch, name):
     """Nothing that a layout names is run."""

@@ -63,6 +63,7 @@ def tensors(images):
     return keras.tree.map_structure(tf.constant, images)
 
 
+@pytest.mark.sampled(2)
 def test_serving_is_predict(case, call):
     kind = case.kind
     # Sizes that a network leaves open are open.
@@ -177,6 +178,7 @@ def test_states_are_those_of_the_walk(case, call):
         assert tf.norm(measured - state) <= allowed * tf.norm(state)
 
 
+@pytest.mark.sampled(3)
 def test_block_metrics_are_those_of_the_probe(case, call):
     labels = case.data[1]
     frame = probes.block_metrics(case.net, case.data, per_image=True)
@@ -239,6 +241,7 @@ def applied(chain, counts):
     return routes.Route("applied", tuple(stages))
 
 
+@pytest.mark.sampled(3)
 def test_routes_are_those_of_the_chain(case, call):
     calls = [one for one in calls_of(case.chain) if one[-1] is not None]
     chosen = [route for *_, route in calls]
@@ -262,6 +265,7 @@ WORDS = {
 }
 
 
+@pytest.mark.sampled(3)
 def test_impossible_numbers_are_errors(case, call):
     calls = [one for one in calls_of(case.chain) if one[-1] is None]
     for signature, given, _ in calls:
@@ -275,6 +279,7 @@ def test_impossible_numbers_are_errors(case, call):
     assert len(calls) >= 8
 
 
+@pytest.mark.sampled(3)
 def test_gradients_flow_through_what_was_loaded(case, loaded):
     if case.kind in WITH_CONTEXT:
         pytest.skip("takes ids")

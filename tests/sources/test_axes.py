@@ -109,6 +109,7 @@ def network(head, between=lambda state, places: state, last=SIZE):
 MEASURED = ("attention", "gathered", "transposed")
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "is_kept"), CASES)
 def test_padding_leaves_out_labels_of_positions_alone(name, is_kept):
     model = network((KEPT if is_kept else OTHERS)[name])

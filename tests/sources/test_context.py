@@ -194,6 +194,7 @@ def test_routes_are_those_of_the_model(kind):
         np.testing.assert_allclose(chain(fewer), network(fewer), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_the_rest_of_the_model(kind):
     network, _, given, chain = chain_and(kind)
@@ -334,6 +335,7 @@ MODELS = {
 NIGHTLY = ("attention", "read by nothing")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in NIGHTLY)) for n in MODELS]

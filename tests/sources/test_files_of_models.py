@@ -233,6 +233,7 @@ def saved_with(loss, path):
 LOST = {"Huber": {"delta"}, "CosineSimilarity": {"axis"}}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "loss",
     [

@@ -355,6 +355,7 @@ def case(request):
     return request.param, *chain_of(request.param)
 
 
+@pytest.mark.sampled(5)
 def test_blocks_weights_and_outputs(case):
     builder, model, _, chain = case
     blocks, transitions = MODELS[builder]
@@ -377,6 +378,7 @@ def test_blocks_weights_and_outputs(case):
     assert all(len(roles) == 1 for roles in alike.values()) or len(alike) == 1
 
 
+@pytest.mark.sampled(5)
 def test_gradients_are_those_of_the_tail(case):
     _, model, states, chain = case
     images, labels = batch_of(model)
@@ -398,6 +400,7 @@ def test_gradients_are_those_of_the_tail(case):
         np.testing.assert_allclose(gradient, expected, rtol=0, atol=limit)
 
 
+@pytest.mark.sampled(5)
 def test_dropping_a_block_is_building_without_it(case):
     builder, model, _, chain = case
     # That the chain is the model is shown above.

@@ -42,6 +42,7 @@ def marks_of(name):
     return [pytest.mark.system if name in IN_SYSTEM else pytest.mark.nightly]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=marks_of(n)) for n in zoo.classes()])
 def test_what_is_found(name):
     row = hub_table.row_of(name)

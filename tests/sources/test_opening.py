@@ -171,6 +171,7 @@ FOUND = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FOUND)
 def test_what_is_found(name):
     function, opened, names, note = FOUND[name]

@@ -222,6 +222,7 @@ def notes_of(chain):
     return [note for note in chain.notes if note.startswith("padding")]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_is_padding(name):
     build, inputs, kwargs, valid, note = KNOWN[name]

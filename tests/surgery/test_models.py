@@ -62,6 +62,7 @@ def gradients(model, images):
     return outputs, {variable.path: gradient.numpy() for variable, gradient in named}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("inputs", [1, 2])
 @pytest.mark.parametrize("skip", [(1,), (0, 3), (0, 1, 2, 3)])
 @pytest.mark.parametrize("weights", ["copy", "share"])
@@ -132,6 +133,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", NETWORKS.values(), ids=NETWORKS)
 def test_residual_networks(options):
     """One of fewer blocks, with its configuration, which computes what the route does."""

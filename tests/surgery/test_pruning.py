@@ -324,6 +324,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.eager
 @pytest.mark.parametrize(
     ("function", "given", "name"),

@@ -240,6 +240,7 @@ FILES = {
 
 @pytest.mark.system
 # Keras tells of an optimizer that was not built, of any kind.
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:Skipping variable loading:UserWarning")
 @pytest.mark.parametrize("name", sample({n: n for n in FILES}, every=2, others=pytest.mark.nightly))
 def test_a_compiled_model_trains_on_from_its_file(name, tmp_path):

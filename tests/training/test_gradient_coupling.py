@@ -197,6 +197,7 @@ def test_steps_are_those_of_numpy(double_network, coupling, kernel, first_block)
 # The two ends, bit for bit.
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.system
 @pytest.mark.compiled
 @pytest.mark.parametrize(("kernel", "epochs"), [("uniform", 75), ("triangular_printed", 15)])
@@ -296,6 +297,7 @@ cases = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sampled(5)
 @cases
 def test_the_inner_optimizer_gets_mixed_gradients(name, kwargs, kernel):
     def make():

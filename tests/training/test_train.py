@@ -219,6 +219,7 @@ def run(tmp_path, data, uninterrupted):
     return shutil.copytree(uninterrupted(data), tmp_path / "run")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("dtype", "error", "epoch", "batch"),
     [

@@ -99,7 +99,7 @@ def blocks_section(
             f"tfresidual prune --model {model} --most-error 0.01."
         )
     return Section(
-        "Which blocks can go?",
+        "Blocks that can go",
         "What does the network lose without one of its blocks?",
         frame=found,
         reading="Costs are the rise of the error without this block alone, in points, with two "

@@ -151,11 +151,17 @@ def of_readout(frames):
         for one in rows["error"]
     ]
     is_worse = rows["error"].to_numpy() - error > STANDARD_ERRORS * np.array(noise)
-    first = rows["block"].iloc[np.flatnonzero(is_worse)[-1] + 1 if is_worse.any() else 0]
+    first = np.flatnonzero(is_worse)[-1] + 1 if is_worse.any() else 0
+    if first == len(rows) - 1:
+        found = "the last block still lowers it, by more than two standard errors."
+    else:
+        block = rows["block"].iloc[first]
+        found = (
+            f"from block {block} of that stage on, the difference is within two standard errors."
+        )
     return (
         f"{images}, the head of the network errs on {rows['error'].iloc[0]:.0%} after the first "
-        f"block of stage {rows['stage'].iloc[0]} and on {error:.0%} after the last; from block "
-        f"{first} of that stage on, the difference is within two standard errors."
+        f"block of stage {rows['stage'].iloc[0]} and on {error:.0%} after the last; {found}"
     )
 
 
