@@ -1,10 +1,12 @@
 """One compiled pass of the block metrics against one training step on the same batch.
 
-    python benchmarks/metrics_pass.py [--blocks 9 54]
+    python benchmarks/metrics_pass.py [--blocks 9 54] [--dtypes float32 mixed_bfloat16]
 
 Batches of 64 images of 32x32x3, widths 16, 32 and 64. Below 1, measuring all blocks costs less than
-training on the batch. Before, the statistics of batch normalization are those of the batch: with
-those that it begins with, the states of an untrained network grow from block to block.
+training on the batch. *Floor*: one forward pass and one backward pass to the states, without any
+metric or read-out, which is the least that the block metrics can take. Before, the statistics of
+batch normalization are those of the batch: with those that it begins with, the states of an
+untrained network grow from block to block.
 """
 
 import functools
@@ -12,7 +14,8 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from results import compared, run
+import tensorflow as tf
+from results import Row, compared, run, without_bfloat16
 from timing import in_turn
 from training_step import batch, keras_step
 
@@ -33,30 +36,53 @@ def settle(network, images):
         layer.momentum = momentum
 
 
+def floor(chain):
+    """Returns a compiled function of the gradients at all states."""
+
+    @tf.function(autograph=False)
+    def function(images, labels):
+        state = chain.stem(images)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(state)
+            pairs, last = chain.walk(state)
+            losses = chain.loss(labels, chain.head(last))
+        return tape.gradient(losses, [before for before, _ in pairs])
+
+    return function
+
+
 def measure(arguments):
+    for dtype in arguments.dtypes:
+        for blocks in arguments.blocks:
+            setting = f"{blocks} blocks, {dtype}"
+            if reason := without_bfloat16(dtype):
+                yield Row("block metrics, plain / training step", setting, note=reason)
+            else:
+                yield from measured(blocks, dtype, setting, arguments.rounds)
+
+
+def measured(blocks, dtype, setting, rounds):
+    """Yields the rows of one network."""
     images, labels = batch()
-    for blocks in arguments.blocks:
-        network = networks.resnet(2 * blocks + 2)
-        settle(network, images)
-        step = keras_step(network)
-        step()
-        chain = tfr.chain(network)
-        # The probes compile their pass once and store it in the chain. Only the pass itself, which
-        # is repeated for every batch, is timed.
-        probes.block_metrics(chain, (images, labels))
-        probes.perturbation(chain, (images, labels))
-        passes = {
-            name: functools.partial(compiled, images, labels)
-            for (name, *_), compiled in chain.compiled.items()
-        }
-        seconds = in_turn({"step": step, **passes}, arguments.rounds)
-        for name in passes:
-            what = f"{name} / training step"
-            yield compared(what, f"{blocks} blocks, float32", seconds[name], seconds["step"])
+    network = networks.resnet(2 * blocks + 2, dtype=dtype)
+    settle(network, images)
+    step = keras_step(network)
+    step()
+    chain = tfr.chain(network)
+    # The probes compile their pass once and store it in the chain. Only the pass itself, which
+    # is repeated for every batch, is timed.
+    probes.block_metrics(chain, (images, labels))
+    probes.perturbation(chain, (images, labels))
+    compiled = {name: one for (name, *_), one in chain.compiled.items()} | {"floor": floor(chain)}
+    passes = {name: functools.partial(one, images, labels) for name, one in compiled.items()}
+    seconds = in_turn({"step": step, **passes}, rounds)
+    for name in passes:
+        yield compared(f"{name} / training step", setting, seconds[name], seconds["step"])
 
 
 def add_arguments(parser):
     parser.add_argument("--blocks", type=int, nargs="+", default=[9, 54])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "mixed_bfloat16"])
     parser.add_argument("--rounds", type=int, default=10)
 
 

@@ -15,9 +15,9 @@ def change_of(before, after):
     return wide(after) - wide(before)
 
 
-# Above this sum, no scaling is needed: features whose squares leave the range of the floats are
+# Above this norm, no scaling is needed: features whose squares leave the range of the floats are
 # negligible.
-LEAST_SUM = 2.0**-80
+LEAST_NORM = 2.0**-40
 
 
 def norm(values):
@@ -63,12 +63,11 @@ def plain_norms_and_cosines(tensors, pairs=()):
         zeros, too, that cannot be told apart.
     """
     tensors = [wide(tensor) for tensor in tensors]
-    squares = [_sum_of_products(tensor, tensor) for tensor in tensors]
-    norms = [ops.sqrt(square) for square in squares]
+    norms = [_plain_norm(tensor) for tensor in tensors]
     products = [(_sum_of_products(tensors[i], tensors[j]), norms[i] * norms[j]) for i, j in pairs]
     is_right = functools.reduce(
         ops.logical_and,
-        [ops.logical_and(square >= LEAST_SUM, ops.isfinite(square)) for square in squares],
+        [ops.logical_and(size >= LEAST_NORM, ops.isfinite(size)) for size in norms],
     )
     return norms, [ops.clip(ratio(*product), -1.0, 1.0) for product in products], is_right
 
@@ -142,6 +141,15 @@ def _size_and_direction(values):
     values = wide(values)
     size = ops.max(ops.abs(values), axis=_feature_axes(values), keepdims=True)
     return ops.reshape(size, (-1,)), values / ops.where(size == 0, ops.ones_like(size), size)
+
+
+def _plain_norm(values):
+    """Returns the root of the sum of squares of each image, by one kernel where there is one."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.math.reduce_euclidean_norm(values, axis=_feature_axes(values))
+    return ops.sqrt(_sum_of_products(values, values))
 
 
 def _sum_of_products(left, right):

@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from tfresidual.definitions.arguments import check_int, check_ints
+from tfresidual.layers.subsampling import kept_pixels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,10 +47,7 @@ class PointwiseConvolution(keras.layers.Conv2D):
 
     def convolution_op(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         rows, columns = self.strides
-        if self.data_format == "channels_last":
-            kept = inputs[:, ::rows, ::columns, :]
-        else:
-            kept = inputs[:, :, ::rows, ::columns]
+        kept = kept_pixels(inputs, rows, columns, self.data_format)
         return ops.conv(kept, kernel, padding="valid", data_format=self.data_format)
 
     def get_config(self) -> dict[str, Any]:
