@@ -10,6 +10,7 @@ import argparse
 import ast
 import csv
 import dataclasses
+import datetime
 import importlib.metadata
 import importlib.util
 import inspect
@@ -41,6 +42,7 @@ NAMES = (
     "residual_branches",
     "spectral_normalization",
     "routes",
+    "memory",
     "saved_model",
     "surgery",
     "end_of_pass",
@@ -90,7 +92,7 @@ class Row:
 
 
 # What is added to every row.
-ADDED = ("machine", "command", "commit")
+ADDED = ("machine", "command", "commit", "date")
 COLUMNS = (*(field.name for field in dataclasses.fields(Row)), *ADDED)
 
 
@@ -301,7 +303,12 @@ def run(measure, add_arguments=None):
         help="folder for the rows; README.md is written for the default one",
     )
     arguments = parser.parse_args()
-    added = {"machine": machine(), "command": _command(path), "commit": _commit()}
+    added = {
+        "machine": machine(),
+        "command": _command(path),
+        "commit": _commit(),
+        "date": datetime.date.today().isoformat(),
+    }
     rows = []
     target = arguments.results / f"{path.stem}.csv"
     try:
@@ -331,7 +338,12 @@ def docstring(path):
 
 
 def write_page():
-    """Writes benchmarks/README.md."""
+    """Writes benchmarks/README.md and its chart."""
+    import chart
+
+    shown, _ = chart.newest(read(RESULTS / "training_step.csv"))
+    if shown:
+        chart.draw(shown)
     PAGE.write_text(page())
 
 
@@ -343,7 +355,23 @@ def page(folder=RESULTS):
         if script.exists():
             sections.append(_section(name, script, folder, machines))
     places = "\n".join(f"{index}. {text}" for index, text in enumerate(machines, start=1))
-    return "\n\n".join([docstring(HERE / "run.py"), "## Machines", places, *sections]) + "\n"
+    parts = [docstring(HERE / "run.py"), *_chart(folder, machines), "## Machines", places]
+    return "\n\n".join([*parts, *sections]) + "\n"
+
+
+def _chart(folder, machines):
+    """Returns the chart and what it shows, where there are rows for it."""
+    import chart
+
+    _, added = chart.newest(read(folder / "training_step.csv"))
+    if not added:
+        return []
+    number = machines.index(added["machine"]) + 1
+    what = "Speed of the training step and of inference beside stock Keras layers and PyTorch"
+    return [
+        f"![{what}](../docs/images/benchmarks.png)",
+        f"{what}: `{added['command']}` on machine {number}, {added['date']}.",
+    ]
 
 
 def _section(name, script, folder, machines):
@@ -356,6 +384,7 @@ def _section(name, script, folder, machines):
             machines.append(place["machine"])
         number = machines.index(place["machine"]) + 1
         when = f"commit {place['commit']}" if place["commit"] else "measured before, on older code"
+        when += f", {place['date']}" if place["date"] else ""
         parts.append(f"`{place['command']}` on machine {number}, {when}:")
         parts.append(_table([row for row, other in rows if tuple(other.items()) == added]))
     return "\n\n".join(parts)

@@ -34,9 +34,9 @@ def batch(count=BATCH):
     return images, tf.constant(rng.integers(0, 10, count), tf.int32)
 
 
-def keras_step(model):
+def keras_step(model, count=BATCH):
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "sparse_categorical_crossentropy")
-    images, labels = batch()
+    images, labels = batch(count)
     return lambda: model.train_on_batch(images, labels)
 
 

@@ -24,12 +24,13 @@ def results():
         yield module
     finally:
         sys.path.remove(str(FOLDER))
-        for name in ("results", "timing"):
+        for name in ("chart", "results", "timing"):
             sys.modules.pop(name, None)
 
 
 def pair(row, machine=HERE, commit="abc"):
-    return row, {"machine": machine, "command": "python benchmarks/x.py", "commit": commit}
+    added = {"machine": machine, "command": "python benchmarks/x.py", "commit": commit}
+    return row, added | {"date": commit and "2026-01-31"}
 
 
 def test_the_page_is_what_its_rows_and_docstrings_give(results):
@@ -37,7 +38,7 @@ def test_the_page_is_what_its_rows_and_docstrings_give(results):
 
 
 def test_every_script_is_on_the_page(results):
-    helpers = {"results", "run", "timing"}
+    helpers = {"chart", "results", "run", "timing"}
     scripts = {path.stem for path in FOLDER.glob("*.py")} - helpers
     assert scripts <= set(results.NAMES)
     kept = {path.stem for path in results.RESULTS.iterdir()}
@@ -109,8 +110,11 @@ def test_the_page_says_on_which_machine_a_row_was_measured(results, tmp_path):
     page = results.page(tmp_path)
     assert "## Machines\n\n1. a processor\n2. another processor\n" in page
     command = "`python benchmarks/x.py` on machine"
-    assert f"{command} 1, commit abc:\n\n| what | ratio |\n| --- | --- |\n| a / b | 1.5x |" in page
-    assert f"{command} 2, commit abc:" in page
+    assert (
+        f"{command} 1, commit abc, 2026-01-31:\n\n| what | ratio |\n| --- | --- |\n| a / b | 1.5x |"
+        in page
+    )
+    assert f"{command} 2, commit abc, 2026-01-31:" in page
     assert "| a / b | 1.60x (1.50 to 1.70) |" in page
     assert f"{command} 1, measured before, on older code:" in page
     assert "| a / c | 1,234 |" in page
