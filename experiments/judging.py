@@ -146,7 +146,15 @@ def sampled(statistic, *columns):
 
 def ranks(x, y):
     """Returns the rank correlation of two arrays, over the places where both have a value."""
-    return pd.DataFrame({"x": x, "y": y}).dropna().corr("spearman").iloc[0, 1]
+    x, y = (np.asarray(values, float) for values in (x, y))
+    is_known = ~(np.isnan(x) | np.isnan(y))
+    if not is_known.any():
+        return math.nan
+    # Of the ranks, as pandas computes it, without the frames that take most of its time.
+    one, two = (pd.Series(values[is_known]).rank().to_numpy() for values in (x, y))
+    one, two = one - one.mean(), two - two.mean()
+    size = math.sqrt(one @ one) * math.sqrt(two @ two)
+    return one @ two / size if size else math.nan
 
 
 def slope(x, y):

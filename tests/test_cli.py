@@ -445,7 +445,8 @@ def test_study(trained, data_dir, tmp_path):
     assert (run / "log.csv").read_bytes() == before
 
 
-@pytest.mark.parametrize("of", ["results", pytest.param("pipe", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("of", ["results", "pipe"])
+@pytest.mark.nightly
 def test_results_that_cannot_be_printed(trained, of):
     folder, _ = trained
     command = [str(COMMAND), "probe", "runs/resnet-digitclutter", "--probe", "effective_parameters"]
@@ -473,13 +474,8 @@ def test_results_that_cannot_be_printed(trained, of):
 STREAMS = {"all closed": "<&- >&- 2>&-", "results full": ">/dev/full", "readers gone": ""}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "readers gone",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("all closed", "results full")),
-    ],
-)
+@pytest.mark.parametrize("name", ["readers gone", "all closed", "results full"])
+@pytest.mark.nightly
 def test_a_training_is_finished_whoever_reads_about_it(trained, data_dir, name):
     folder, _ = trained
     reading, gone = os.pipe()
@@ -651,6 +647,7 @@ def test_tune_in_half_an_environment(tmp_path, monkeypatch, here):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_ctrl_c(tmp_path, data_dir):
     arguments = [*TINY[:-1], "12", "--data-dir", str(data_dir), "--out", "run"]
     running = started("train", *arguments, cwd=tmp_path)

@@ -392,6 +392,7 @@ def test_a_change_that_only_the_outputs_show(name, is_lost, monkeypatch, recwarn
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_a_change_during_a_training(tmp_path):
     """What is published and exported is the network of each epoch."""
     net, truths = Net(), []

@@ -218,6 +218,7 @@ def test_logs_there_and_back(trained):
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_copies_and_another_model():
     """Before and after a training; data is shared, and each model is measured as it is."""
     small = {"blocks": 2, "widths": (4,)}

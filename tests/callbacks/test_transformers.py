@@ -43,6 +43,7 @@ def decoder():
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_callbacks_find_blocks_as_they_are_told():
     model = decoder()
     assert [block.name for block in tfr.chain(model).blocks] == ["layer0", "layer1"]

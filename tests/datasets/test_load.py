@@ -305,6 +305,7 @@ def test_describe(name, digits, shape, classes, title, chance_error):
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_heavy_packages_are_imported_when_needed():
     program = (
         "import sys, tfresidual.datasets as d; "

@@ -71,6 +71,7 @@ def test_all_sizes_are_kept_or_made_anew():
     assert {*catalogue.KEPT, "smoke", "paper"} == set(papers.SIZES)
 
 
+@pytest.mark.nightly
 def test_untrained_networks_are_those_of_the_size_trained(tmp_path):
     """Without what is read from the log of a training, and with statistics of images."""
     everything = list(catalogue.ENTRIES.values())

@@ -86,6 +86,7 @@ def norms_of_states(trained, images, training):
         pytest.param(measures.first_signal, True, 0.01, marks=pytest.mark.nightly),
     ],
 )
+@pytest.mark.nightly
 def test_signal_before_training(measure, training, tolerance, trained):
     frame = measure(trained)
     assert list(dict.fromkeys(frame["split"])) == ["train", "validation"]

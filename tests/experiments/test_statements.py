@@ -29,6 +29,7 @@ def changes(kind):
 
 
 @pytest.mark.parametrize("name", TOLD)
+@pytest.mark.sampled(45)
 def test_as_the_paper_has_it(name):
     """True beyond noise; a control for which it is true as well makes it no finding."""
     found, cases = judged(name, untrained=TOLD[name].refuted[0])
@@ -40,6 +41,7 @@ def test_as_the_paper_has_it(name):
 
 
 @pytest.mark.parametrize(("name", "change"), changes("refuted"))
+@pytest.mark.sampled(45)
 def test_refuted(name, change):
     assert judged(name, untrained={}, **change)[0] == REFUTED
 

@@ -190,8 +190,8 @@ def test_lipschitz_bounds_of_a_file(run, tmp_path):
     assert paths[0] == tmp_path / "probes" / "net" / "lipschitz.csv"
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_series", [False, True])
+@pytest.mark.nightly
 def test_a_folder_that_is_removed_meanwhile(run, series, tmp_path, is_series):
     """It is not made anew with what is measured after that."""
     folder = tmp_path / "probes"
@@ -392,6 +392,7 @@ def content_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.nightly
 def test_one_of_a_series_leaves_the_frames_of_the_series_alone(run, series, tmp_path):
     folder = tmp_path / "series"
     shutil.copytree(series[0], folder)

@@ -53,6 +53,7 @@ def test_what_is_there(pruned, run):
     assert (folder / "figures" / "pruning.png").exists()
 
 
+@pytest.mark.nightly
 def test_it_resumes(pruned, run, tmp_path):
     """From the curves and the epochs that are complete, with the same numbers."""
     folder, settings, frame = pruned

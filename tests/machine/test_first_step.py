@@ -240,6 +240,7 @@ print("traced once")
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_two_devices():
     result = processes.run(MIRRORED)
     assert result.stdout == "traced once\n", result.stderr

@@ -465,6 +465,7 @@ def calls(chain, images):
 
 @pytest.mark.system
 @pytest.mark.compiled
+@pytest.mark.nightly
 def test_mixed_precision_is_near_float32_and_follows_the_weights():
     size = SMALL | {"widths": (4,), "shortcut": DropoutShortcut(rescale=True)}
     net = random_network(**size)

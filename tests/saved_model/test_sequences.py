@@ -143,6 +143,7 @@ def small_chain(input_shape, input_dtype, **settings):
     )
 
 
+@pytest.mark.nightly
 def test_sizes_that_only_the_network_knows(tmp_path):
     """Of what is carried, and of branches: a dense layer of sequences says none of its length."""
     inputs = keras.Input((None,), dtype="int32")

@@ -396,6 +396,7 @@ for moment in sys.argv[2:]:
 MOMENTS = ("graph", "layout", "first move", "second move", "never")
 
 
+@pytest.mark.nightly
 def test_a_killed_process_leaves_no_half_of_a_target(chain, tmp_path):
     """The old one, none, or the new one; and the next export works."""
     for moment in MOMENTS:

@@ -85,6 +85,7 @@ def test_serving_is_predict(case, call):
         np.testing.assert_allclose(route, outputs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(3)
 def test_names_and_shapes(case, loaded):
     def said(specs):
         return {name: (spec.shape.as_list(), spec.dtype.name) for name, spec in specs.items()}

@@ -127,6 +127,7 @@ def test_padding_leaves_out_labels_of_positions_alone(name, is_kept):
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_slots_that_are_no_positions_in_every_probe(tmp_path):
     """Also of a SavedModel: as many numbers as Keras has, and one distance per image."""
     model = network(gathered)

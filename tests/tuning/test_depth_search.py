@@ -183,6 +183,7 @@ FOUND = "no better than chance"
 
 
 class TestFinished:
+    @pytest.mark.nightly
     def test_rows_say_what_the_networks_measure(self, finished):
         trace = finished.trace()
         assert sorted(trace.columns) == sorted(COLUMNS)
@@ -940,6 +941,7 @@ def devices(tmp_path_factory):
 
 
 class TestDevices:
+    @pytest.mark.nightly
     def test_two_and_one(self, devices, tmp_path):
         """Batch normalization sees half of a batch on each, so that the two differ a little.
 

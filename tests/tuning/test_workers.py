@@ -574,6 +574,7 @@ def supervised(tmp_path, watch=None, **order):
     return folder, notes(folder, "begun")
 
 
+@pytest.mark.nightly
 def test_supervised_search(tmp_path, alone, left_running):
     folder, begun = supervised(tmp_path)
     assert_complete(folder, alone("large"), [trial for _, trial in begun])
