@@ -574,10 +574,10 @@ def test_a_network_that_has_learned_is_one(tmp_path):
     assert tuner.trace()["found"].all()
 
 
-def reported(oracle, **metrics):
+def reported(oracle, step=0.05, **metrics):
     """The oracle after one trial of a stage of 1 block, with some further measurements."""
     trial = oracle.create_trial("a")
-    measured = stages_of(constant(0.05)).metrics((1,))
+    measured = stages_of(constant(step)).metrics((1,))
     oracle.update_trial(trial.trial_id, {**measured, **metrics})
     trial.status = "COMPLETED"
     oracle.end_trial(trial)
@@ -618,6 +618,17 @@ def test_what_is_told_of_a_depth(tmp_path, name):
     assert ("as built" in verdict) == (moved is not None)
     # As read from disk.
     assert tuning.outcomes_of(tuning.read_search(tmp_path / "search")) == [outcome]
+
+
+@pytest.mark.parametrize("most", [1, 8])
+def test_a_search_among_networks_at_chance_says_so(tmp_path, most):
+    """Whether it is over, at the bound, or would go deeper."""
+    for error, is_told in ((0.1, False), (0.5, True)):
+        oracle = quiet_oracle(tmp_path / str(error), (1,), epsilon=0.1, max_blocks=most)
+        reported(oracle, 0.5, error=error, chance_error=0.5, error_se=0.05)
+        (outcome,) = tuning.outcomes_of(oracle)
+        assert outcome.status == ("not satisfied" if most == 1 else "searching")
+        assert ("better than chance" in outcome.message) == is_told
 
 
 @pytest.mark.system

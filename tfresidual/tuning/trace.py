@@ -259,6 +259,7 @@ def _message(oracle, plan, others, found=None):
         return (
             f"no depth inside the bounds brings every mean scaled perturbation to {epsilon}: "
             f"{capped} has more. Raise `epsilon` or `max_blocks`, or train longer"
+            f"{_guessing(oracle, trials)}"
         )
     if plan.status == "failed":
         return (
@@ -269,7 +270,24 @@ def _message(oracle, plan, others, found=None):
     count = oracle.max_trials
     allowed = "1 trial was allowed" if count == 1 else f"{count} trials were allowed"
     why = f"; {allowed}" if oracle.is_full() else ""
-    return f"the search for a mean scaled perturbation of {epsilon} is not finished: {so_far}{why}"
+    return (
+        f"the search for a mean scaled perturbation of {epsilon} is not finished: {so_far}{why}"
+        f"{_guessing(oracle, trials)}"
+    )
+
+
+def _guessing(oracle, trials):
+    """Returns what must be known of a search whose trials, or some of them, have not learned."""
+    done = [trial for trial in trials if trial.status == COMPLETED]
+    rates = [tuple(oracle.error(trial).values()) for trial in done]
+    count = sum(len(of) == 3 and not is_better_than_chance(*of) for of in rates)
+    if not count:
+        return ""
+    which = "the network" if len(done) == 1 else f"{count} of the {len(done)} networks"
+    return (
+        f". No better than chance: {which} trained so far. Networks that have not learned say "
+        "little about the depth that a trained one needs"
+    )
 
 
 def _reason(failed):
