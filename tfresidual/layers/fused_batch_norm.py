@@ -48,6 +48,18 @@ def normalized(layer, inputs, training, factor=None):
     return outputs, mean, variance
 
 
+def _times(values, factor):
+    """Returns values times a factor per channel, as normalized with the mean 0 and variance 1.
+
+    The kernel takes half to a third of the time of a product, which goes through float32.
+    """
+    zero, part = tf.zeros_like(factor), 2.0**-16
+    outputs, _, _ = tf.compat.v1.nn.fused_batch_norm(
+        values, factor, zero, zero, tf.ones_like(factor) - part, epsilon=part, is_training=False
+    )
+    return outputs
+
+
 # This function and the next are compiled on their own and shared by all layers: TensorFlow
 # registers a custom gradient forever, together with the graph it was traced in. That way it is
 # this small graph, and not that of a whole network.
@@ -66,13 +78,14 @@ def _normalize(inputs, gamma, beta, mean, variance, epsilon):
         )
 
         def gradient(upstream):
-            wide = tf.cast(upstream, gamma.dtype)
             inverse = tf.math.rsqrt(variance + epsilon)
+            of_inputs = _times(upstream, gamma * inverse)
+            wide = tf.cast(upstream, gamma.dtype)
             total = tf.reduce_sum(wide, axis=(0, 1, 2))
             centred = tf.cast(inputs, gamma.dtype) - mean
             product = tf.reduce_sum(wide * centred, axis=(0, 1, 2))
             return (
-                tf.cast(wide * (gamma * inverse), inputs.dtype),
+                of_inputs,
                 product * inverse,
                 total,
                 -gamma * inverse * total,
