@@ -4,8 +4,8 @@
 
 Images of 32x32x3, widths 16, 32 and 64, SGD with momentum. Everything is measured in a process of
 its own, whose largest size counts, less that of one that only builds the network: two training
-steps; the block metrics; all routes that drop a block; the three indices. Below 1, a probe needs
-less than the training step.
+steps; the block metrics; all routes that drop a block; and those of routes.py, of which the three
+indices are made. Below 1, a probe needs less than the training step.
 """
 
 import json
@@ -19,16 +19,19 @@ from results import Row, run
 from timing import in_fresh_process
 
 NOTHING, STEP = "building the network", "training step"
-PROBES = ("block_metrics", "drop_blocks", "convergence_indices")
+METRICS, DROPS, ROUTES = PROBES = "block metrics", "dropped blocks", "all routes"
 
 
 def serve(kind, blocks, size):
     """Runs one thing, and prints the largest size of the process in bytes."""
     import tensorflow as tf
     from metrics_pass import settle
+    from routes import all_routes
     from training_step import batch, keras_step
 
+    import tfresidual as tfr
     from tfresidual import networks, probes
+    from tfresidual.routing import evaluate
 
     images, labels = batch(size)
     network = networks.resnet(2 * blocks + 2)
@@ -38,7 +41,11 @@ def serve(kind, blocks, size):
         step()
     elif kind in PROBES:
         settle(network, images[:8])
-        getattr(probes, kind)(network, tf.data.Dataset.from_tensors((images, labels)))
+        chain, data = tfr.chain(network), tf.data.Dataset.from_tensors((images, labels))
+        if kind == ROUTES:
+            evaluate(chain, data, all_routes(chain))
+        else:
+            {METRICS: probes.block_metrics, DROPS: probes.drop_blocks}[kind](chain, data)
     print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 

@@ -264,6 +264,17 @@ def test_numbers_of_numpy_are_taken(chain, tmp_path):
     assert random_crop(tf.zeros((1, 4, 4, 1)), (0, 1), np.int64(1)).shape == (1, 4, 4, 1)
 
 
+@pytest.mark.parametrize("argument", ["routes", "data"])
+def test_errors_do_not_show_a_whole_data_set(chain, argument):
+    images = tf.random.stateless_normal((64, 8, 8, 1), (0, 1))
+    with pytest.raises(ValueError, match=f"Argument `{argument}`") as caught:
+        if argument == "routes":
+            evaluate(chain, (images, images[:, 0, 0, 0]), (images, images))
+        else:
+            probes.drop_blocks(chain, [[images.numpy()]])
+    assert len(str(caught.value)) < 2000
+
+
 def test_the_checks():
     assert check_int("n", np.uint8(3), at_least=3, at_most=3) == 3
     assert check_int("n", None, at_least=1, or_none=True) is None

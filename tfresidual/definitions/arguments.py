@@ -22,6 +22,10 @@ LARGEST_COUNT = 10**9
 _NOTHING = object()
 
 
+# What was received is shown whole up to so many characters.
+LONGEST = 1000
+
+
 class ArgumentError(ValueError):
     """An argument that cannot be used.
 
@@ -65,10 +69,19 @@ class ArgumentError(ValueError):
         self.must = must
         if value is not _NOTHING:
             values = {self.names[0]: value}
-        self.received = said or ", ".join(f"{name}={value!r}" for name, value in values.items())
+        shown = (f"{name}={_shortened(repr(one))}" for name, one in values.items())
+        self.received = _shortened(said) if said else ", ".join(shown)
         *first, last = (f"`{name}`" for name in self.names)
         named = f"Arguments {', '.join(first)} and {last}" if first else f"Argument {last}"
         super().__init__(f"{named} must {must.removesuffix('.')}. Received: {self.received}")
+
+
+def _shortened(text):
+    """Returns a text without the middle if it is long, such as that of an array."""
+    if len(text) <= LONGEST:
+        return text
+    text = " ".join(text.split())
+    return f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
 
 
 @overload
