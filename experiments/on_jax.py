@@ -149,6 +149,8 @@ def take_one(network, folder, into):
     trained = Trained(network, into)
     model = trained.untrained()
     metric = compile_for(model, network.settings, 1)
+    # Keras opens no compiled model whose optimizer had no variables when it was saved.
+    model.optimizer.build(model.trainable_variables)
     few = dict.fromkeys(("train", "validation"), training.IMAGES_PER_EPOCH)
     followers = list(network.callbacks(trained.images(few)))
     for follower in followers:
