@@ -149,7 +149,7 @@ def take_one(network, folder, into):
     trained = Trained(network, into)
     model = trained.untrained()
     metric = compile_for(model, network.settings, 1)
-    # Keras opens no compiled model whose optimizer had no variables when it was saved.
+    # The optimizer in the file then fits the one that Keras makes when it opens it.
     model.optimizer.build(model.trainable_variables)
     few = dict.fromkeys(("train", "validation"), training.IMAGES_PER_EPOCH)
     followers = list(network.callbacks(trained.images(few)))
