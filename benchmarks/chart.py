@@ -14,18 +14,6 @@ NAMES = {
 KINDS = ("training step", "inference")
 
 
-def newest(rows):
-    """Returns the rows that were measured last, and what is added to all of them."""
-    groups = {}
-    for row, added in rows:
-        if added["date"]:
-            groups.setdefault(tuple(added.items()), []).append(row)
-    if not groups:
-        return [], {}
-    last = max(groups, key=lambda added: dict(added)["date"])
-    return groups[last], dict(last)
-
-
 def draw(rows, path=PATH):
     """Writes the chart of rows of training_step.py: their ratios, and the speeds as texts."""
     speeds, shares = {}, {}

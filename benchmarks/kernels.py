@@ -17,11 +17,11 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import re
-import subprocess
 import sys
 import time
 
 from results import Row, compared, run, without_bfloat16, without_torch
+from timing import printed_in_fresh_process
 
 STEPS = 8
 KINDS = {
@@ -53,14 +53,9 @@ def serve(whose, dtype, blocks):
 
 def kernels(whose, dtype, blocks):
     """Returns the seconds of a step by kind and shape of its convolutions, and of the whole."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--serve", whose, dtype, str(blocks)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=os.environ | {"ONEDNN_VERBOSE": "1", "TF_NUM_INTEROP_THREADS": "1"},
-    )
-    printed = done.stdout.partition("\nbegin\n")[2]
+    given = {"ONEDNN_VERBOSE": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    printed = printed_in_fresh_process(__file__, whose, dtype, blocks, **given)
+    printed = printed.partition("\nbegin\n")[2]
     found = {}
     for line in printed.splitlines():
         parts = line.split(",")
@@ -102,11 +97,8 @@ def side_by_side(dtype, blocks, rounds):
         return compared(f"{what}, PyTorch / TensorFlow", setting, slow, fast)
 
     for kind, shape in sorted(ours[0][0]):
-        # Bound here, since the row is made at once.
-        def of_shape(found, whole, key=(kind, shape)):
-            return found[key]
-
-        yield row(kind, f"{shape}, {dtype}, {blocks} blocks", of_shape)
+        setting = f"{shape}, {dtype}, {blocks} blocks"
+        yield row(kind, setting, lambda found, whole, key=(kind, shape): found[key])
     setting = f"{blocks} blocks, {dtype}"
     yield row(EVERY, setting, lambda found, whole: sum(found.values()))
     yield row("everything else", setting, lambda found, whole: whole - sum(found.values()))

@@ -337,11 +337,23 @@ def docstring(path):
     return ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
+def newest(rows):
+    """Returns the rows that were measured last, and what is added to all of them."""
+    groups = {}
+    for row, added in rows:
+        if added["date"]:
+            groups.setdefault(tuple(added.items()), []).append(row)
+    if not groups:
+        return [], {}
+    last = max(groups, key=lambda added: dict(added)["date"])
+    return groups[last], dict(last)
+
+
 def write_page():
     """Writes benchmarks/README.md and its chart."""
     import chart
 
-    shown, _ = chart.newest(read(RESULTS / "training_step.csv"))
+    shown, _ = newest(read(RESULTS / "training_step.csv"))
     if shown:
         chart.draw(shown)
     PAGE.write_text(page())
@@ -361,9 +373,7 @@ def page(folder=RESULTS):
 
 def _chart(folder, machines):
     """Returns the chart and what it shows, where there are rows for it."""
-    import chart
-
-    _, added = chart.newest(read(folder / "training_step.csv"))
+    _, added = newest(read(folder / "training_step.csv"))
     if not added:
         return []
     number = machines.index(added["machine"]) + 1

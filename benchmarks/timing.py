@@ -40,20 +40,20 @@ def seconds_of(function):
     return result, time.perf_counter() - begun
 
 
-def in_fresh_process(script, *arguments):
-    """Runs `script --serve ARGUMENTS` in a process of its own.
-
-    Returns:
-        The last line that it prints, which must be JSON.
-    """
-    done = subprocess.run(
+def printed_in_fresh_process(script, *arguments, **environment):
+    """Returns what `script --serve ARGUMENTS` prints in a process of its own."""
+    return subprocess.run(
         [sys.executable, script, "--serve", *map(str, arguments)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"} | environment,
+    ).stdout
+
+
+def in_fresh_process(script, *arguments):
+    """Returns the last line that `printed_in_fresh_process` returns, which must be JSON."""
+    return json.loads(printed_in_fresh_process(script, *arguments).splitlines()[-1])
 
 
 def ratio(slow, fast):

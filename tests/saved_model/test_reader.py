@@ -149,8 +149,10 @@ def test_frames_of_a_saved_model_are_those_of_the_network(case):
 @pytest.mark.sampled(2)
 def test_the_chain_says_what_the_live_one_says_and_is_exported_again(case, tmp_path):
     live, loaded = tfr.chain(case.net), tfr.chain(case.path)
-    # A SavedModel knows its loss, even if the model was not compiled.
+    # A SavedModel knows its loss; of a model that was not compiled, a line says which is taken.
     assert str(live).startswith(str(loaded))
+    more = str(live).removeprefix(str(loaded)).splitlines()[1:]
+    assert len(more) == (not case.net.compiled)
     for name in ("input_shape", "input_dtype", "outputs"):
         assert getattr(loaded, name) == getattr(live, name)
     assert [w.shape for w in loaded.weights] == [w.shape for w in live.weights]

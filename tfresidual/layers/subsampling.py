@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def kept_pixels(inputs: Tensor, rows: int, columns: int, data_format: DataFormat) -> Tensor:
     """Returns every `rows`-th row and `columns`-th column of images, beginning with the first.
 
-    TensorFlow copies slices with steps number by number, which takes several times as long as a
-    convolution, and those without steps pixel by pixel. Where the sizes are multiples of the steps,
-    the rows kept are the first of each group, and the pixels the first of theirs. It has to be
-    `tf.slice`: of an index without steps, the gradient is as slow as of one with steps.
+    TensorFlow copies slices with steps number by number, which takes longer than the convolution
+    that follows, and those without steps pixel by pixel. Where the sizes are multiples of the
+    steps, the rows kept are the first of each group, and the pixels the first of theirs. It has to
+    be `tf.slice`: of an index without steps, the gradient is as slow as of one with steps.
     """
     if data_format == "channels_first":
         return inputs[:, :, ::rows, ::columns]

@@ -190,8 +190,7 @@ def _outcome(oracle, others):
         and oracle.others_of(trial) == others
         and blocks(trial.hyperparameters) == plan.best
     )
-    rates = oracle.error(trial)
-    is_better = is_better_than_chance(*rates.values()) if len(rates) == 3 else None
+    rates, is_better = oracle.error(trial), _is_better(oracle, trial)
     built = [oracle.as_built(trial, stage) for stage in range(1, len(plan.best) + 1)]
     as_built, moved = (None, None) if None in built else zip(*built, strict=True)
     is_guess = is_better is False and plan.status == "found"
@@ -202,6 +201,12 @@ def _outcome(oracle, others):
         *(AT_CHANCE if is_guess else plan.status, plan.best, number, message, others),
         *(rates.get("error"), rates.get(CHANCE_ERROR), is_better, as_built, moved),
     )
+
+
+def _is_better(oracle, trial):
+    """Returns whether a trial's network is better than chance, `None` if that is not known."""
+    rates = oracle.error(trial)
+    return is_better_than_chance(*rates.values()) if len(rates) == 3 else None
 
 
 def _remarks(rates, is_better, as_built, moved):
@@ -279,8 +284,7 @@ def _message(oracle, plan, others, found=None):
 def _guessing(oracle, trials):
     """Returns what must be known of a search whose trials, or some of them, have not learned."""
     done = [trial for trial in trials if trial.status == COMPLETED]
-    rates = [tuple(oracle.error(trial).values()) for trial in done]
-    count = sum(len(of) == 3 and not is_better_than_chance(*of) for of in rates)
+    count = sum(_is_better(oracle, trial) is False for trial in done)
     if not count:
         return ""
     which = "the network" if len(done) == 1 else f"{count} of the {len(done)} networks"
