@@ -1,9 +1,27 @@
 """TensorFlow's fused kernel of batch normalization, with the gradients that it lacks."""
 
+import contextlib
+import contextvars
+
 import tensorflow as tf
 
 # The fused kernel silently increases a smaller epsilon to this value.
 SMALLEST_FUSED_EPSILON = 1.001e-5
+
+_WEIGHTS_ARE_CONSTANT = contextvars.ContextVar("weights are constant", default=False)
+
+
+@contextlib.contextmanager
+def constant_weights():
+    """Graphs that are traced inside have no gradients of weights of normalization at inference.
+
+    What these would need is then neither computed nor kept until the backward pass.
+    """
+    before = _WEIGHTS_ARE_CONSTANT.set(True)
+    try:
+        yield
+    finally:
+        _WEIGHTS_ARE_CONSTANT.reset(before)
 
 
 def is_fusable(layer, inputs):
@@ -36,7 +54,9 @@ def normalized(layer, inputs, training, factor=None):
     if not (training and layer.trainable):
         mean = tf.convert_to_tensor(layer.moving_mean)
         variance = tf.convert_to_tensor(layer.moving_variance)
-        return _normalize(inputs, gamma, beta, mean, variance, layer.epsilon), mean, variance
+        is_constant = _WEIGHTS_ARE_CONSTANT.get() and not tf.executing_eagerly()
+        normalize = _normalize_by_constants if is_constant else _normalize
+        return normalize(inputs, gamma, beta, mean, variance, layer.epsilon), mean, variance
     outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
         inputs, gamma, beta, epsilon=layer.epsilon, is_training=True
     )
@@ -60,41 +80,57 @@ def _times(values, factor):
     return outputs
 
 
-# This function and the next are compiled on their own and shared by all layers: TensorFlow
-# registers a custom gradient forever, together with the graph it was traced in. That way it is
-# this small graph, and not that of a whole network.
+# This function and the next are compiled on their own and shared by all layers: TensorFlow asks
+# operations of a graph for their gradient, and a tape does not.
 @tf.function(autograph=False, reduce_retracing=True)
 def _normalize(inputs, gamma, beta, mean, variance, epsilon):
-    """Applies the fused kernel with given statistics; computes only the requested gradients.
+    """Applies the fused kernel with given statistics."""
+    return _kernel(inputs, gamma, beta, mean, variance, epsilon, _gradients)
+
+
+def _normalize_by_constants(inputs, gamma, beta, mean, variance, epsilon):
+    """The same in a graph of which nothing but the gradient of the inputs is asked for."""
+    return _kernel(inputs, gamma, beta, mean, variance, epsilon, _gradient_of_inputs)
+
+
+def _kernel(inputs, gamma, beta, mean, variance, epsilon, gradients):
+    outputs, _, _ = tf.compat.v1.nn.fused_batch_norm(
+        inputs, gamma, beta, mean=mean, variance=variance, epsilon=epsilon, is_training=False
+    )
+    if not tf.executing_eagerly():
+        # Not `tf.custom_gradient`: it keeps the kernel from being fused with the function that
+        # follows, and its graph stays in a registry. Where TensorFlow does not know this attribute,
+        # and in files, the gradient is the kernel's own, of the same value. Tried on 2.21.
+        outputs.op._gradient_function = gradients
+    return outputs
+
+
+def _gradients(normalization, upstream, *_):
+    """Returns the gradients of the fused kernel with given statistics, an operation each.
 
     The kernel's own gradient function always computes the gradients of gamma and beta as well as
     that of the inputs. The probes need only the latter.
     """
+    inputs, gamma, _, mean, variance = normalization.inputs
+    inverse = tf.math.rsqrt(variance + normalization.get_attr("epsilon"))
+    wide = tf.cast(upstream, gamma.dtype)
+    total = tf.reduce_sum(wide, axis=(0, 1, 2))
+    centred = tf.cast(inputs, gamma.dtype) - mean
+    product = tf.reduce_sum(wide * centred, axis=(0, 1, 2))
+    return (
+        _gradient_of_inputs(normalization, upstream)[0],
+        product * inverse,
+        total,
+        -gamma * inverse * total,
+        -0.5 * gamma * inverse**3 * product,
+    )
 
-    @tf.custom_gradient
-    def function(inputs, gamma, beta, mean, variance):
-        outputs, _, _ = tf.compat.v1.nn.fused_batch_norm(
-            inputs, gamma, beta, mean=mean, variance=variance, epsilon=epsilon, is_training=False
-        )
 
-        def gradient(upstream):
-            inverse = tf.math.rsqrt(variance + epsilon)
-            of_inputs = _times(upstream, gamma * inverse)
-            wide = tf.cast(upstream, gamma.dtype)
-            total = tf.reduce_sum(wide, axis=(0, 1, 2))
-            centred = tf.cast(inputs, gamma.dtype) - mean
-            product = tf.reduce_sum(wide * centred, axis=(0, 1, 2))
-            return (
-                of_inputs,
-                product * inverse,
-                total,
-                -gamma * inverse * total,
-                -0.5 * gamma * inverse**3 * product,
-            )
-
-        return outputs, gradient
-
-    return function(inputs, gamma, beta, mean, variance)
+def _gradient_of_inputs(normalization, upstream, *_):
+    """Returns the gradient of the inputs alone: none of the others."""
+    _, gamma, _, _, variance = normalization.inputs
+    inverse = tf.math.rsqrt(variance + normalization.get_attr("epsilon"))
+    return _times(upstream, gamma * inverse), None, None, None, None
 
 
 @tf.function(autograph=False, reduce_retracing=True)

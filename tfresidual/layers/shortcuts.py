@@ -8,9 +8,26 @@ import keras
 from keras import ops
 
 from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int, check_number
+from tfresidual.machine.backends import BACKEND
+
+if BACKEND == "tensorflow":
+    import tensorflow as tf
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import DataFormat, DType, Shape, ShortcutName, Tensor
+
+
+def sum_of(state: Tensor, branch: Tensor) -> Tensor:
+    """Returns the sum of two tensors of one shape.
+
+    In a graph of TensorFlow that does not know the number of images, the gradient of an addition
+    asks for the shapes of both terms, for which the branch is kept until the backward pass.
+    """
+    if BACKEND != "tensorflow" or not all(isinstance(one, tf.Tensor) for one in (state, branch)):
+        return ops.add(state, branch)
+    features = state.shape[1:]
+    is_known = features.is_fully_defined() and features == branch.shape[1:]
+    return tf.add_n([state, branch]) if is_known else ops.add(state, branch)
 
 
 class Shortcut(keras.layers.Layer):
@@ -44,7 +61,7 @@ class IdentityShortcut(Shortcut):
     """
 
     def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
-        return ops.add(state, branch)
+        return sum_of(state, branch)
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
@@ -65,7 +82,7 @@ class ScaledShortcut(Shortcut):
         self.branch_scale: float = check_number("branch_scale", branch_scale)
 
     def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
-        return ops.add(self.scale * state, self.branch_scale * branch)
+        return sum_of(self.scale * state, self.branch_scale * branch)
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"scale": self.scale, "branch_scale": self.branch_scale}
@@ -109,7 +126,7 @@ class ExclusiveGateShortcut(_GatedShortcut):
 
     def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         gate = self.gate(state)
-        return ops.add((1.0 - gate) * state, gate * branch)
+        return sum_of((1.0 - gate) * state, gate * branch)
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
@@ -126,7 +143,7 @@ class ShortcutOnlyGateShortcut(_GatedShortcut):
     """
 
     def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
-        return ops.add((1.0 - self.gate(state)) * state, branch)
+        return sum_of((1.0 - self.gate(state)) * state, branch)
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
@@ -148,7 +165,7 @@ class ConvolutionShortcut(Shortcut):
         self.convolution = _convolution(self, state_shape, name="convolution")
 
     def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
-        return ops.add(self.convolution(state), branch)
+        return sum_of(self.convolution(state), branch)
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"data_format": self.data_format}
@@ -191,7 +208,7 @@ class DropoutShortcut(Shortcut):
         if not self.rescale:
             # Keras divides what it keeps by 1 - rate.
             kept = (1.0 - self.rate) * kept
-        return ops.add(kept, branch)
+        return sum_of(kept, branch)
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {

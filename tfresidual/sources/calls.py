@@ -11,7 +11,14 @@ import json
 import keras
 import tensorflow as tf
 
-from tfresidual.layers import BatchNormalization, LayerScale, ResidualUnit, ReZero, ScalarBias
+from tfresidual.layers import (
+    BatchNormalization,
+    LayerScale,
+    ResidualUnit,
+    ReZero,
+    ScalarBias,
+    fused_batch_norm,
+)
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.shortcuts import SHORTCUTS
 from tfresidual.layers.subsampling import Subsampling
@@ -105,7 +112,8 @@ def _with_weights(unit, name, variables, count, *arguments):
     """Returns what a unit computes with other weights: `count` states, then the weights."""
     states, values = arguments[:count], arguments[count:]
     values = [tf.stop_gradient(value) for value in values]
-    with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+    mapping = list(zip(variables, values, strict=True))
+    with keras.StatelessScope(state_mapping=mapping), fused_batch_norm.constant_weights():
         return METHODS[name](unit, *states)
 
 
