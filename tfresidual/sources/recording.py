@@ -41,24 +41,34 @@ from tfresidual.sources.operations import may_mask
 _BUILDING = threading.RLock()
 
 
-def recorded(function, inputs, is_opened, model=None):
+def recorded(function, inputs, is_opened, model=None, sizes=None):
     """Returns the graph of what a function of tensors computes, and why layers were not opened.
 
     Layers for which `is_opened` is true are replaced by what they compute inside; of a subclassed
-    model, `model` is opened first. If the inputs have a number of images, it is taken out of the
-    graph again. Raises whatever the code of the function raises on symbolic tensors.
+    model, `model` is opened first. With `sizes`, those of a model, it is called with a number of
+    images, which is taken out of the graph again: one that is the size of nothing else. Raises
+    whatever the code of the function raises on symbolic tensors.
     """
-    recorder = _Recorder(is_opened, model)
-    with recording(recorder):
-        output = function(inputs)
-    if not isinstance(output, keras.KerasTensor):
-        is_constant = tf.is_tensor(output)
-        what = f"that returns {type(output).__name__}"
-        what = "whose output does not depend on its inputs" if is_constant else what
-        raise ArgumentError("source", "be a model that returns one tensor", said=f"a model {what}")
-    flat = tuple(keras.tree.flatten(inputs))
-    nodes = _for_any_number(path_to(recorder.nodes, output), flat[0].shape[0])
-    return Graph(flat, tuple(nodes), output, inputs), recorder.failures
+    if sizes is None:
+        recorder = _Recorder(is_opened, model)
+        output = recorder.run(function, inputs)
+        return _graph(inputs, path_to(recorder.nodes, output), output), recorder.failures
+    sizes = {*sizes, *(size for one in keras.tree.flatten(inputs) for size in one.shape[1:])}
+    for _ in range(2):
+        images = next(number for number in itertools.count(11, 2) if number not in sizes)
+        given = _symbolic(inputs, inputs, images)
+        recorder = _Recorder(is_opened, model)
+        output = recorder.run(function, given)
+        if images not in recorder.sizes:
+            break
+        # Something that is computed has as many rows, or all images are in one row of it.
+        sizes |= recorder.sizes
+    nodes = _for_any_number(path_to(recorder.nodes, output), images)
+    return _graph(given, nodes, output), recorder.failures
+
+
+def _graph(inputs, nodes, output):
+    return Graph(tuple(keras.tree.flatten(inputs)), tuple(nodes), output, inputs)
 
 
 class _Recorder:
@@ -67,12 +77,24 @@ class _Recorder:
     def __init__(self, is_opened, model):
         self.is_opened, self.model = is_opened, model
         self.nodes, self.failures = [], {}
+        # Of all axes but the first of what was computed, also in layers that could not be opened.
+        self.sizes = set()
         # Opened layers that returned numbers, which no symbolic tensor leads to.
         self.constant = set()
         # The models that are repeated, by id.
         self.blocks = set()
         # The layers that are being opened, from the outermost to the innermost.
         self.inside = []
+
+    def run(self, function, inputs):
+        """Returns the one tensor that a function returns for inputs."""
+        with recording(self):
+            output = function(inputs)
+        if isinstance(output, keras.KerasTensor):
+            return output
+        what = f"that returns {type(output).__name__}"
+        what = "whose output does not depend on its inputs" if tf.is_tensor(output) else what
+        raise ArgumentError("source", "be a model that returns one tensor", said=f"a model {what}")
 
     def call(self, layer, args, kwargs):
         """Calls a layer on symbolic tensors, opened if that was asked for and works."""
@@ -119,6 +141,7 @@ class _Recorder:
         outputs = keras.tree.map_structure(_dense, outputs)
         leaves = keras.tree.flatten(outputs)
         flat = tuple(leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor))
+        self.sizes.update(size for leaf in flat for size in leaf.shape[1:])
         masked, made = (), {}
         if isinstance(operation, keras.layers.Layer):
             taken = _symbolic_of(args, kwargs)
@@ -164,8 +187,6 @@ def constants_of(graph):
 
 def _for_any_number(nodes, images):
     """Returns nodes that were recorded with a number of images as nodes for any number of them."""
-    if images is None:
-        return nodes
 
     def freed(leaf):
         is_constant = tf.is_tensor(leaf) or isinstance(leaf, np.ndarray)
@@ -284,8 +305,8 @@ def recorded_model(model, inputs, is_opened):
         declared = inputs_of(model)
         inputs = declared if inputs is None else inputs
         graph = graph_of(model, _symbolic(inputs, declared))
-        given = _symbolic(inputs, declared, _unused_size(model))
-        return recorded(functools.partial(_replayed, graph), given, is_opened)
+        function, given = functools.partial(_replayed, graph), _symbolic(inputs, declared)
+        return recorded(function, given, is_opened, sizes=_sizes_of(model))
     if inputs is None:
         raise ArgumentError(
             "source",
@@ -297,12 +318,16 @@ def recorded_model(model, inputs, is_opened):
     with _BUILDING, _explained(model, inputs):
         if not model.built:
             model(drawn(*described(_symbolic(inputs)), size=1, draw=np.zeros))
-    given = _symbolic(inputs, images=_unused_size(model))
+    given, sizes = _symbolic(inputs), _sizes_of(model)
     function = functools.partial(model, training=False)
     if isinstance(model, OneOutput):
         function, model = model.applied, model.model
+
+    def opens(layer):
+        return layer is model or is_opened(layer)
+
     with _explained(model):
-        return recorded(function, given, lambda layer: layer is model or is_opened(layer), model)
+        return recorded(function, given, opens, model, sizes)
 
 
 def graph_with_masks(model, inputs=None):
@@ -346,12 +371,11 @@ def _replayed(graph, images):
     return replay(graph.nodes, values)[id(graph.output)]
 
 
-def _unused_size(model):
-    """Returns a number that is the size of nothing in a model."""
+def _sizes_of(model):
+    """Returns the sizes of the weights and inputs of a model, as a set."""
     shapes = [weight.shape for weight in model.weights]
     shapes += [tensor.shape for tensor in getattr(model, "inputs", None) or ()]
-    sizes = {size for shape in shapes for size in shape}
-    return next(number for number in itertools.count(11, 2) if number not in sizes)
+    return {size for shape in shapes for size in shape}
 
 
 def check_inputs(inputs):
