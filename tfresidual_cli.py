@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import types
+import warnings
 import weakref
 
 import click
@@ -471,7 +472,7 @@ def data(download, to, **given):
 
 def main(arguments=None):
     """Runs the command line; errors become one line on stderr and an exit code."""
-    with _streams(), _Interrupts() as interrupts:
+    with _streams(), _plain_warnings(), _Interrupts() as interrupts:
         try:
             cli.main(args=arguments, prog_name="tfresidual", standalone_mode=False)
             # Output that cannot be printed must fail here, not when the interpreter exits.
@@ -497,6 +498,37 @@ def main(arguments=None):
             if not interrupts.have_come:
                 raise
             _fail("interrupted", 130)
+
+
+@contextlib.contextmanager
+def _plain_warnings():
+    """Prints each warning of the package once, in one line, unless Python was told otherwise."""
+    if sys.warnoptions:
+        yield
+        return
+    usual, told = warnings.showwarning, set()
+
+    def show(message, *place):
+        text = _with_options(" ".join(str(message).split()))
+        if not _is_of_package():
+            usual(message, *place)
+        elif text not in told:
+            told.add(text)
+            _note(f"tfresidual: warning: {text}")
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
+
+
+def _is_of_package():
+    """Returns whether the code that calls `warnings.warn` now, wherever it points, is ours."""
+    frame = sys._getframe(2)
+    while frame.f_globals["__name__"] in ("warnings", "_py_warnings"):
+        frame = frame.f_back
+    return frame.f_globals["__name__"].partition(".")[0] in ("tfresidual", __name__)
 
 
 class _Interrupts:
@@ -803,7 +835,10 @@ OTHER_NAMES = {
 
 def _with_options(message):
     """Returns a message of the package with options of the command in place of arguments."""
-    context = click.get_current_context()
+    context = click.get_current_context(silent=True)
+    if context is None:
+        # In a thread of its own.
+        return message
     names = {
         parameter.name: parameter.opts[0]
         if isinstance(parameter, click.Option)
