@@ -132,8 +132,8 @@ def count_option(flag, meaning, default):
 PIXELS = option(
     "--pixels",
     "Range of the pixels. Networks trained elsewhere may expect another one than those trained "
-    "here.",
-    "standardized",
+    "here; one that clearly errs less for another one is refused until this is given.",
+    "that of the run, otherwise standardized",
     type=click.Choice(["standardized", "0-1", "0-255"]),
 )
 
@@ -333,13 +333,14 @@ def prune(target, pixels, out, **given):
     Give --blocks, --speed or --most-error. Blocks are chosen on the validation images, one after
     the other, and judged on the test images. The folder holds the smaller network (model.keras),
     what each block costs (frames/) and report.html with the curves of all criteria. An interrupted
-    run resumes when the same command is given again.
+    run resumes when the same command is given again. A network that was trained elsewhere needs
+    --data, and --pixels, the range of the pixels that it was trained on.
 
     \b
     Examples:
       tfresidual prune --model runs/resnet-digitclutter --blocks 2
-      tfresidual prune --model net.keras --data cifar10 --most-error 0.01 --no-compare
-      tfresidual prune --model net.keras --data cifar10 --speed 1.5 --tuning-epochs 3
+      tfresidual prune --model net.keras --data cifar10 --pixels 0-255 --blocks 2 --no-compare
+      tfresidual prune --model net.keras --data cifar10 --pixels 0-1 --speed 1.5 --tuning-epochs 3
     """
     fields = dataclasses.fields(SETTINGS.PruningSettings)
     chosen = {field.name: given.pop(field.name) for field in fields}

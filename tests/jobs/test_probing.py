@@ -13,7 +13,8 @@ from rich.console import Console
 
 import tfresidual as tfr
 from tfresidual import probes, sources
-from tfresidual.jobs import probing, training
+from tfresidual.definitions.settings import PruningSettings
+from tfresidual.jobs import probing, pruning, training
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import Settings
 from tfresidual.probes import running
@@ -318,6 +319,33 @@ def test_images_as_a_network_from_elsewhere_takes_them(run, tmp_path):
         tmp_path / "elsewhere.keras", "readout", changes=data_changes(run), pixels="0-255"
     )
     pd.testing.assert_frame_equal(found["readout"], expected["readout"], rtol=1e-3)
+
+
+def test_the_format_of_pixels_is_not_guessed(run, tmp_path):
+    """Of a network that has learned images by heart, with pixels from 0 to 255."""
+    inputs = keras.Input((32, 32, 1))
+    state = keras.layers.Dense(64, "relu")(keras.layers.Flatten()(inputs))
+    for _ in range(2):
+        branch = keras.layers.Dense(64, kernel_initializer="zeros")(state)
+        state = keras.layers.Add()([state, branch])
+    net = keras.Model(inputs, keras.layers.Dense(10, "sigmoid")(state))
+    net.compile(keras.optimizers.Adam(1e-4), "binary_crossentropy")
+    _, validation, test = prepare(run[1], pixels="0-255")
+    net.fit(validation.concatenate(test).cache(), epochs=150, shuffle=False, verbose=0)
+    path = tmp_path / "net.keras"
+    net.save(path)
+    changes, blocks = data_changes(run), PruningSettings(blocks=1, by="l2_ratio", compare=False)
+    with refused("pixels"):
+        probing.probe(path, "readout", changes=changes)
+    with refused("pixels"):
+        pruning.run(path, tmp_path / "pruned", blocks, changes)
+    assert not any(tmp_path.rglob("*.csv"))
+    for pixels, is_right in (("0-255", True), ("standardized", False)):
+        frames, _ = probing.probe(path, "readout", changes=changes, pixels=pixels)
+        assert (frames["readout"]["error"].iloc[-1] < 0.2) == is_right
+    frame = pruning.run(path, tmp_path / "pruned", blocks, changes, pixels="0-255")
+    frames, _ = probing.probe(tmp_path / "pruned", "readout")
+    assert frames["readout"]["error"].iloc[-1] == pytest.approx(frame["error"].iloc[-1])
 
 
 # SavedModels, and series of them

@@ -20,7 +20,15 @@ from tfresidual.jobs.frames import (
     size_of,
     write_frames_and_figures,
 )
-from tfresidual.jobs.targets import check_fit, folder_of, network_of, settings_for, whole_series
+from tfresidual.jobs.targets import (
+    check_fit,
+    check_pixels,
+    folder_of,
+    network_of,
+    pixels_for,
+    settings_for,
+    whole_series,
+)
 from tfresidual.machine.console import say
 from tfresidual.machine.files import check_folder
 from tfresidual.machine.locks import locked
@@ -52,7 +60,7 @@ def probe(
     changes: Mapping[str, Any] | None = None,
     options: ProbeOptions | None = None,
     console: Console | None = None,
-    pixels: Pixels = "standardized",
+    pixels: Pixels | None = None,
 ) -> tuple[dict[str, Frame], list[pathlib.Path]]:
     """Runs probes on a saved network, and writes their frames and figures.
 
@@ -78,7 +86,9 @@ def probe(
         options: a `ProbeOptions`.
         console: a `rich.console.Console` for progress, or `None` for no output.
         pixels: format of the pixels, see `tfresidual.datasets.load`; for a network that was not
-            trained by this package, the format that it was trained on.
+            trained by this package, the format that it was trained on. By default that of the run,
+            or `"standardized"`, which is refused for a network outside of a run that errs less for
+            another one.
 
     Returns:
         A tuple of the frames by name, and the list of the `pathlib.Path`s written.
@@ -109,6 +119,7 @@ class _Asked:
     settings: Settings
     options: ProbeOptions
     pixels: Pixels
+    has_pixels: bool
 
 
 def _checked(target, names, folder, splits, images, changes, options, pixels):
@@ -123,7 +134,8 @@ def _checked(target, names, folder, splits, images, changes, options, pixels):
         raise ArgumentError("splits", "hold 'train', 'test' or both", splits)
     if images is not None:
         check_int("images", images, at_least=1)
-    check_choice("pixels", pixels, datasets.PIXELS)
+    if pixels is not None:
+        check_choice("pixels", pixels, datasets.PIXELS)
     options = options or ProbeOptions()
     if names is None:
         # Nobody asked for the indices, so a network at chance must not stop the other probes.
@@ -131,7 +143,8 @@ def _checked(target, names, folder, splits, images, changes, options, pixels):
     target = checked_path("target", target)
     series = whole_series(target)
     networks = {epoch - 1: path for epoch, path in series.items()} or {None: network_of(target)}
-    settings = settings_for(target, next(iter(networks.values())), changes or {})
+    first = next(iter(networks.values()))
+    settings = settings_for(target, first, changes or {})
     folder = folder_of(target if series else networks[None]) if folder is None else folder
     folder = checked_path("folder", folder)
     check_folder("folder", folder, UNFINISHED if series else "")
@@ -141,7 +154,17 @@ def _checked(target, names, folder, splits, images, changes, options, pixels):
         seed=settings.seed if options.seed is None else options.seed,
     )
     return _Asked(
-        target, networks, bool(series), names, folder, splits, images, settings, options, pixels
+        target,
+        networks,
+        bool(series),
+        names,
+        folder,
+        splits,
+        images,
+        settings,
+        options,
+        pixels_for(first) if pixels is None else pixels,
+        pixels is not None,
     )
 
 
@@ -160,6 +183,10 @@ def _run(asked, console):
         check_fit(chain, asked.settings, path)
         if data is None:
             train, _, test = prepare(asked.settings, console, pixels=asked.pixels)
+            if not asked.has_pixels:
+                # Of a series the network that was trained longest.
+                trained = chain if path == last else sources.chain(last)
+                check_pixels(trained, asked.settings, last, test)
             batches = int(test.cardinality())
             if asked.images:
                 batches = math.ceil(asked.images / asked.settings.batch_size)

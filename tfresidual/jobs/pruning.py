@@ -24,7 +24,13 @@ from tfresidual.jobs.run_folder import (
     refuse_remains,
 )
 from tfresidual.jobs.settings import recipe_of, used
-from tfresidual.jobs.targets import check_fit, network_of, settings_for
+from tfresidual.jobs.targets import (
+    check_fit,
+    check_pixels,
+    network_of,
+    pixels_for,
+    settings_for,
+)
 from tfresidual.machine.console import say
 from tfresidual.machine.files import replacing
 from tfresidual.machine.locks import locked
@@ -65,7 +71,7 @@ def run(
     pruning: PruningSettings,
     changes: Mapping[str, Any] | None = None,
     console: Console | None = None,
-    pixels: Pixels = "standardized",
+    pixels: Pixels | None = None,
 ) -> Frame:
     """Takes blocks out of a saved network and writes the smaller one, with a report.
 
@@ -87,7 +93,7 @@ def run(
         pruning: a `PruningSettings`.
         changes: dict of fields of `tfresidual.jobs.settings.Settings` that describe the data.
         console: a `rich.console.Console` for progress, or `None` for no output.
-        pixels: format of the pixels, see `tfresidual.datasets.load`.
+        pixels: format of the pixels, see `tfresidual.jobs.probing.probe`.
 
     Returns:
         The frame of `tfresidual.surgery.prune`.
@@ -99,7 +105,8 @@ def run(
             or blocks cannot go.
     """
     Goal(pruning.blocks, pruning.speed, pruning.most_error)
-    check_choice("pixels", pixels, datasets.PIXELS)
+    if pixels is not None:
+        check_choice("pixels", pixels, datasets.PIXELS)
     target, folder = checked_path("target", target), checked_path("folder", folder)
     path = network_of(target)
     if path.is_dir():
@@ -112,13 +119,14 @@ def run(
         raise ArgumentError("folder", "be another one than that of the network", str(folder))
     settings = settings_for(target, path, changes or {})
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    network = _Network(str(path.absolute()), digest, pixels)
+    known = pixels_for(path) if pixels is None else pixels
+    network = _Network(str(path.absolute()), digest, known)
     parts = {"settings": settings, "pruning": pruning, "network": network}
     with locked(folder):
-        return _run(path, folder, parts, console)
+        return _run(path, folder, parts, pixels is not None, console)
 
 
-def _run(path, folder, parts, console):
+def _run(path, folder, parts, has_pixels, console):
     settings, origin = parts["settings"], parts["pruning"]
     refuse_other_settings(folder, parts)
     if not (folder / SETTINGS_FILE).exists():
@@ -129,6 +137,8 @@ def _run(path, folder, parts, console):
     say(console, str(chain))
     check_fit(chain, settings, path)
     train, validation, test = prepare(settings, console, pixels=parts["network"].pixels)
+    if not has_pixels:
+        check_pixels(chain, settings, path, validation)
     claim(folder, parts)
     (folder / "frames").mkdir(exist_ok=True)
     criteria = [origin.by, *(by for by in CRITERIA if origin.compare and by != origin.by)]
