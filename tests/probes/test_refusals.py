@@ -252,6 +252,15 @@ CALLS = {
         ),
         "chain",
     ),
+    **{
+        f"a probe of your own, values {shape}": (
+            lambda shape=shape: probes.measure(
+                HALF, str(shape), lambda images, labels: {"one": tf.ones(shape)}, at(1, 2)
+            ),
+            "function",
+        )
+        for shape in ((1,), (1, 2), (2, 1), (1, 1, 1))
+    },
     "one image for a line": (
         lambda: probes.line_between(HALF, IMAGES[0], IMAGES[0]),
         "first_images",

@@ -7,6 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from refusals import refused
 
 from tfresidual import training
 
@@ -41,6 +42,12 @@ def test_by_hand(labels, scores, expected):
     metric = training.ExactMatch()
     metric.update_state([labels], [scores])
     assert float(metric.result()) == expected
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2], [[0], [1], [2]], [[1, 0]] * 3])
+def test_labels_that_are_no_rows(labels):
+    with refused("labels"):
+        training.ExactMatch().update_state(labels, np.eye(3))
 
 
 @settings(max_examples=100, deadline=None)

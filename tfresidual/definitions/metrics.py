@@ -6,6 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfresidual.definitions.arguments import ArgumentError
+
 
 def change_of(before, after):
     """Returns what a block adds, F = after - before, in float32 or higher precision.
@@ -122,6 +124,14 @@ def exact_match(labels, outputs):
         "Iterative convergent computation is not a useful inductive bias for ResNets", the part on
         Digitclutter.
     """
+    shapes = [tuple(ops.convert_to_tensor(rows).shape) for rows in (labels, outputs)]
+    given, classes = (shape[-1] if shape else None for shape in shapes)
+    if len(shapes[0]) != len(shapes[1]) or (None not in (given, classes) and given != classes):
+        raise ArgumentError(
+            "labels",
+            "be k-hot rows, with a number for each class like the outputs",
+            said=f"labels of shape {shapes[0]}, outputs of shape {shapes[1]}",
+        )
     return ops.cast(label_margin(labels, ops.cast(outputs, "float32")) > 0, "float32")
 
 

@@ -47,7 +47,8 @@ def measure(
         chain: a `tfresidual.routing.Chain`.
         name: str, the probe's name.
         function: `function(images, labels)` returns a dict of tensors `(images, blocks)`, and
-            with them masks of the same shape that say what counts, if not everything does.
+            with them masks `(images,)` that say what counts, if not everything does; see
+            `tfresidual.routing.positions.only_counted`.
         data: images and labels, see `tfresidual.definitions.types.Data`.
         per_image: whether every image has rows of its own.
         progress: whether to show a progress bar.
@@ -66,6 +67,9 @@ def measure(
         `image` (with `per_image`, and then `position` with `per_position`) and one column per
         value; without `per_image`, also a column `..._se` for each of `with_errors` and one
         `..._below_zero` for each of `with_shares`.
+
+    Raises:
+        ValueError: if an argument cannot be used, or a value is not one number per image and block.
     """
     check_bool("per_image", per_image)
     check_bool("per_position", per_position)
@@ -90,10 +94,12 @@ def measure(
         examples = {"image": np.arange(len(weights))}
         if per_position:
             is_shown = values.pop(VALID_POSITIONS)
+            _check_shapes(values, (*is_shown.shape, len(chain.blocks)))
             values = {name: value[is_shown] for name, value in values.items()}
             examples = dict(zip(("image", "position"), np.nonzero(is_shown), strict=True))
             masks = [None if mask is None else mask[examples["image"]] for mask in masks]
             weights = weights[examples["image"]]
+        _check_shapes(values, (len(weights), len(chain.blocks)))
         if per_image:
             frames[split] = repeated(block_places(chain), examples, values)
             continue
@@ -108,6 +114,18 @@ def measure(
             },
         )
     return joined_splits(frames)
+
+
+def _check_shapes(values, shape):
+    """Raises a `ValueError` unless all values have a shape: others would be spread over blocks."""
+    for name, value in values.items():
+        if value.shape != shape:
+            axes = "(images, blocks)" if len(shape) == 2 else "(images, positions, blocks)"
+            raise ArgumentError(
+                "function",
+                f"return tensors {axes}, of shape {shape} for all images of the data",
+                said=f"{name!r} of shape {value.shape}",
+            )
 
 
 def check_blocks(chain):
