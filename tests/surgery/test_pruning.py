@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import warnings
 
 import keras
 import numpy as np
@@ -203,6 +204,24 @@ def trained():
     )
     net.fit(*digits(512, 1), epochs=6, verbose=0)
     return net
+
+
+def test_images_on_which_the_network_guesses_are_named():
+    images, labels = digits(100, 3)
+    right, wrong = (images, labels), (images, (labels + 1) % 4)
+    for data, test, named in (
+        (right, right, []),
+        (wrong, right, ["selection"]),
+        (right, wrong, ["judgement"]),
+        (wrong, wrong, ["selection", "judgement"]),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            surgery.plan(trained(), data, blocks=2, test=test, batch_sizes=())
+        texts = [str(one.message) for one in caught]
+        assert [name in text for name, text in zip(named, texts, strict=True)] == [True] * len(
+            named
+        )
 
 
 @pytest.mark.parametrize("distil", [0.0, pytest.param(0.5, marks=pytest.mark.nightly)])

@@ -63,7 +63,8 @@ def plan(
     In every step, the block that a criterion needs least goes, and the criterion is measured again
     on the network without it: two blocks may cost nothing one by one, and much together. Blocks are
     chosen on `data` and judged on `test`, since the errors on the images that a choice was made on
-    are too low.
+    are too low. A warning says on which of them the whole network is no better than chance: there,
+    nothing can be seen of what a block is good for.
 
     Where layers hold several blocks, as those of keras-hub, whole layers go; their value is the sum
     of those of their blocks. Left alone are blocks that change the shape of the state, that share
@@ -339,7 +340,7 @@ class _Planner:
         if goal.most_error is not None:
             self._check_chance(goal.most_error)
         else:
-            warn_of_chance({None: self.whole})
+            warn_of_chance({"the images of the selection": self.whole})
         gone, answer = [], None
         while True:
             try:
@@ -412,6 +413,7 @@ class _Planner:
         units, rows = zip(*rows, strict=True)
         asked = [self.without(units[1 : end + 1]) for end in range(len(units))]
         found = evaluate(self.chain, test, asked, memory_limit=self.memory_limit)
+        warn_of_chance({"the images of the judgement": found})
         columns = outcome(found, found.wrong[0])
         left = [route.applications for route in asked]
         frame = pd.DataFrame(rows).assign(blocks_left=left, **columns)
