@@ -1,5 +1,6 @@
 """A saved run, pruned into a folder: what is there, what resumes, and what is refused."""
 
+import dataclasses
 import shutil
 
 import keras
@@ -69,8 +70,9 @@ def test_it_resumes(pruned, run, tmp_path):
 
 def test_refusals(pruned, run, tmp_path):
     folder, settings, _ = pruned
-    with refused("folder"):
-        pruning.run(run, folder, PruningSettings(blocks=1, tuning_epochs=2, by="influence"))
+    with refused("folder") as caught:
+        pruning.run(run, folder, dataclasses.replace(settings, blocks=1))
+    assert "`blocks` was 2" in str(caught.value) and "blocks=1" in str(caught.value)
     with refused("folder"):
         pruning.run(run, run, settings)
     other = tmp_path / "net"
@@ -78,8 +80,9 @@ def test_refusals(pruned, run, tmp_path):
     model = keras.saving.load_model(other / "model.keras")
     model.set_weights([2 * weight for weight in model.get_weights()])
     model.save(other / "model.keras")
-    with refused("folder"):
+    with refused("folder") as caught:
         pruning.run(other, folder, settings)
+    assert f"target={str(other / 'model.keras')!r}" in str(caught.value)
     with refused("speed"):
         pruning.run(run, tmp_path / "new", PruningSettings())
     with refused("blocks"):

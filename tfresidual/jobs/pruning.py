@@ -60,8 +60,8 @@ TUNING = "tuning"
 class _Network:
     """The network that a pruning began with."""
 
-    path: str
-    digest: str
+    path: str = dataclasses.field(metadata={"shown": "target"})
+    digest: str = dataclasses.field(metadata={"shown": "SHA-256 of the file"})
     pixels: str
 
 

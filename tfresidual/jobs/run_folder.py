@@ -50,7 +50,8 @@ def refuse_other_settings(
     """Raises an error unless a folder is new or holds a run with the same settings.
 
     `parts` are dataclasses of settings by name. Those in `free` may change, and so may the source
-    of the images. Parts of a run without its settings are a `FileNotFoundError`.
+    of the images. A field that is no argument has in its metadata what it is called, as `shown`.
+    Parts of a run without its settings are a `FileNotFoundError`.
     """
     check_folder("folder", folder)
     if not (folder / SETTINGS_FILE).exists():
@@ -66,9 +67,13 @@ def refuse_other_settings(
     changed, before = {}, {}
     for name, part in parts.items():
         _check_known(folder, content, name, type(part))
+        shown = {
+            field.name: field.metadata.get("shown", field.name)
+            for field in dataclasses.fields(part)
+        }
         for key, (earlier, now) in changed_settings(part, content[name]).items():
             if key not in free:
-                before[key], changed[key] = earlier, now
+                before[shown[key]], changed[shown[key]] = earlier, now
     if changed:
         was = ", ".join(f"`{key}` was {before[key]!r}" for key in changed)
         raise ArgumentError(
