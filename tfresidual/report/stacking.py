@@ -136,8 +136,9 @@ def _copy_text(setter, text):
 
 
 def _has_numbers(axes, direction):
-    side = {"x": "labelbottom", "y": "labelleft"}[direction]
-    return getattr(axes, f"{direction}axis").get_tick_params()[side]
+    shown = getattr(axes, f"{direction}axis").get_tick_params()
+    # matplotlib 3.9 says "left" of both axes.
+    return shown.get("labelbottom", shown.get("labelleft"))
 
 
 def _show_numbers(axes, direction):
@@ -153,7 +154,7 @@ def _scales(figure):
     """Draws the scales of colours again, from left to right, and returns their axes."""
     drawn = []
     for old in [axes for axes in figure.axes if axes.get_label() == _COLORBAR]:
-        (mesh,) = [one for one in old.collections if one.get_array() is not None]
+        mesh = next(one for one in old.collections if one.get_array() is not None)
         axis = old.yaxis if _inches(old.patch).height > _inches(old.patch).width else old.xaxis
         low, high = sorted(axis.get_view_interval())
         ticks = [tick for tick in axis.get_ticklocs() if low <= tick <= high]
@@ -187,6 +188,8 @@ def _legends(figure):
     placed = []
     for old in [*figure.legends]:
         figure.legends.remove(old)
+        if not old.legend_handles:
+            continue
         for columns in range(len(old.legend_handles), 0, -1):
             legend = _legend(figure, old, columns)
             if columns == 1 or _inches(legend).width <= _ROOM:
