@@ -24,7 +24,7 @@ from tfresidual.report import document, tables
 ANGLE = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
-VOID = {"meta", "wbr", "link", "img", "br", "hr", "input"}
+VOID = {"meta", "wbr", "link", "img", "br", "hr", "input", "source"}
 
 
 class Page(html.parser.HTMLParser):
@@ -188,6 +188,10 @@ class TestPage:
             assert b"<svg" in base64.b64decode(content, validate=True)
         assert "cosine of block output F(h) and loss gradient" in images[0]["alt"]
         assert images[1]["alt"] == "Figure: Drop. Drawn: error over block."
+        # The wide one has a picture for narrow screens.
+        (narrow,) = page.all("source")
+        assert narrow["srcset"].startswith("data:image/png;base64,")
+        assert int(narrow["width"]) < 360 < int(images[0]["width"])
 
     def test_figures_are_scrolled_before_their_letters_get_too_small(self, page, page_text):
         for image, section in zip(page.all("img"), some_sections()[::2], strict=True):

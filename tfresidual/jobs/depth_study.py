@@ -369,8 +369,9 @@ def _summary(settings, outcome, trace, error, seconds):
         (titles.get(outcome.status, "Depth").capitalize(), depths, outcome.message),
         (
             "Rule",
-            f"mean scaled perturbation {settings.epsilon:g} or less",
-            "in every stage, over the blocks that keep the shape of the state",
+            f"{settings.epsilon:g} or less",
+            "the mean scaled perturbation of every stage, over the blocks that keep the shape of "
+            "the state",
         ),
         (
             "Trials",

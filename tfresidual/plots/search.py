@@ -73,7 +73,7 @@ def depth_search(frame: Frame, epsilon: float = EPSILON) -> Figure:
     looks = style.stage_looks(sorted(set(table["stage"])))
     trials = int(table["trial"].max() - table["trial"].min()) + 1
     more = float(np.clip(0.06 * (trials - _FEW_TRIALS), 0.0, 2.8))
-    figure = style.new_figure(11.4 + more, 3.9, "Search for the depth")
+    figure = style.new_figure(10.4 + more, 3.9, "Search for the depth")
     distance, mean, way = figure.subplots(1, 3, width_ratios=(3.0, 3.0, 3.0 + more))
     for axes in (distance, mean, way):
         style.clean_axes(axes)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jinja2
+from PIL import Image
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.console import printable
@@ -19,6 +20,7 @@ from tfresidual.machine.files import replacing
 from tfresidual.report import tables
 from tfresidual.report.alt_text import alt_text
 from tfresidual.report.section import Section, check_text
+from tfresidual.report.stacking import stacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 # A vector image above this size (many lines over many epochs) is embedded as pixels instead.
 _MOST_SVG_BYTES = 400_000
 _PNG_DPI = 170
+# What narrow screens show is pixels, which are half as large: two per pixel of CSS, and so few
+# colours that lines still have smooth edges.
+_NARROW_DPI, _NARROW_COLOURS = 192, 128
 # Control characters, and bytes of names that are not UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # CSS pixels per inch, and the factor by which a figure may shrink at most: its smallest letters, of
@@ -158,6 +163,24 @@ def _image(section):
         "width": round(width),
         "height": round(height),
         "least_width": round(_SMALLEST_SCALE * width),
+        "narrow": _narrow(section.figure),
+    }
+
+
+def _narrow(figure):
+    """Returns the picture for narrow screens of a figure that was saved, or `None`."""
+    figure = stacked(figure)
+    if figure is None:
+        return None
+    width, height = figure.get_size_inches() * _PIXELS_PER_INCH
+    pixels = io.BytesIO(_saved(figure, format="png", dpi=_NARROW_DPI))
+    written = io.BytesIO()
+    few = Image.open(pixels).convert("RGB").quantize(_NARROW_COLOURS, dither=Image.Dither.NONE)
+    few.save(written, "png", optimize=True)
+    return {
+        "image": _address(written.getvalue(), "png"),
+        "width": round(width),
+        "height": round(height),
     }
 
 
@@ -168,6 +191,10 @@ def _data_address(figure):
     kind = "svg+xml"
     if len(image) > _MOST_SVG_BYTES:
         image, kind = _saved(figure, format="png", dpi=_PNG_DPI), "png"
+    return _address(image, kind)
+
+
+def _address(image, kind):
     return f"data:image/{kind};base64,{base64.b64encode(image).decode('ascii')}"
 
 
