@@ -15,13 +15,15 @@ KINDS = ("training step", "inference")
 
 
 def draw(rows, path=PATH):
-    """Writes the chart of rows of training_step.py: their ratios, and the speeds as texts."""
+    """Writes the chart of rows of training_step.py: ratios, their range, and speeds as texts."""
     speeds, shares = {}, {}
     for row in rows:
         kind, _, name = row.what.partition(", ")
         name, _, is_ratio = name.partition(" / ")
         if is_ratio and row.ratio is not None:
-            shares[kind, row.setting, name] = 1 / row.ratio
+            shares[kind, row.setting, name] = [
+                1 / ratio for ratio in (row.ratio, row.highest, row.lowest)
+            ]
         elif row.speed is not None:
             speeds.setdefault(kind, {}).setdefault(row.setting, {})[name] = row.speed
     figure = Figure(figsize=(10, 4.2), layout="constrained")
@@ -30,13 +32,14 @@ def draw(rows, path=PATH):
         for place, (setting, of_setting) in enumerate(of_kind.items()):
             for index, (name, speed) in enumerate(of_setting.items()):
                 at = place + 0.2 * (index - 1.5)
-                share = shares.get((kind, setting, name), 1)
+                share, low, high = shares.get((kind, setting, name), (1, 1, 1))
                 axes.barh(at, share, 0.18, color=NAMES[name], label=name)
-                axes.text(share + 0.01, at, f"{speed:,.0f}", va="center", fontsize=8)
+                axes.hlines(at, low, high, color="black", linewidth=1)
+                axes.text(high + 0.01, at, f"{speed:,.0f}", va="center", fontsize=8)
         axes.axvline(1, color="black", linewidth=0.8, zorder=0)
         axes.set_title(kind, loc="left", fontsize=11)
         axes.set_xlabel("speed over that of tfresidual; images per second at the bars", fontsize=9)
-        axes.set_xlim(0, 1.35)
+        axes.set_xlim(left=0)
         axes.spines[["top", "right"]].set_visible(False)
     axes.set_yticks(range(len(of_kind)), [setting.replace(", ", "\n") for setting in of_kind])
     axes.invert_yaxis()

@@ -380,7 +380,8 @@ def _chart(folder, machines):
     what = "Speed of the training step and of inference beside stock Keras layers and PyTorch"
     return [
         f"![{what}](../docs/images/benchmarks.png)",
-        f"{what}: `{added['command']}` on machine {number}, {added['date']}.",
+        f"{what}: `{added['command']}` on machine {number}, {added['date']}. A bar is the median "
+        "over the rounds of the ratio to tfresidual, a line the range of that ratio.",
     ]
 
 

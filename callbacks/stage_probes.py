@@ -202,8 +202,9 @@ class Perturbation(ProbeCallback):
     Publishes `"stage1/block0/perturbation"` and `".../scaled_perturbation"` for every block that
     keeps the shape of the state, and `"stage1/distance"`, `".../scaled_distance"`,
     `".../mean_perturbation"`, `".../mean_scaled_perturbation"` and `".../depth"` for every stage.
-    The depth is `tfresidual.tuning.depth_for` of the scaled distance; NaN if that is not finite, or
-    if no block of the stage keeps the shape of the state.
+    The depth is that which the rule asks for, `depth_asked_for` in frames, not that of the network:
+    `tfresidual.tuning.depth_for` of the scaled distance; NaN if that is not finite, or if no block
+    of the stage keeps the shape of the state.
 
     Example:
 

@@ -41,6 +41,7 @@ The pictures are of the network of `make study`, ResNet-20 on images of three di
 # Where the frame is not that of the probe's own function.
 CODE = {
     "computational_distance": "probes.computational_distance(chain, test)",
+    "patching": 'probes.patching(chain, test, what="addition")',
     "route_errors": "**probes.convergence_frames(chain, test)[0]",
     "weight_deviations": "probes.weight_deviations(chain)",
 }

@@ -80,7 +80,7 @@ def empty():
 
 NO_DATA = {
     "None": None,
-    "a generator": (batch for batch in ()),
+    "a Python generator of batches": (batch for batch in ()),
     "nothing": {},
     "endless": dataset(IMAGES, LABELS).repeat(),
     "fewer labels": (IMAGES, LABELS[:3]),

@@ -58,7 +58,7 @@ def test_python_runs(page, tmp_path, place):
     run(blocks_of(page, "python"), page)
     if page == README:
         header, *rows = (tmp_path / "log.csv").read_text().splitlines()
-        assert len(rows) == 2
+        assert len(rows) == 3
         assert {"stage1/block0/cosine_loss", "stage1/block0/l2_ratio"} <= set(header.split(","))
         assert (tmp_path / "drop_blocks.png").read_bytes().startswith(b"\x89PNG")
 

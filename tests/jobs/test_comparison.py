@@ -119,6 +119,7 @@ def test_what_probes_measured_on_all_runs_is_preferred(runs):
 
 
 def test_errors_stand_beside_chance_and_their_noise(runs):
+    said = [text_of(compare(runs))]
     for folder, error in zip(runs, (0.5, 0.7), strict=True):
         records = json.loads((folder / "probes" / "probes.json").read_text())
         row = dict.fromkeys(("convergence_index", "recurrence_index", "divergence_index"), 0.5)
@@ -127,7 +128,12 @@ def test_errors_stand_beside_chance_and_their_noise(runs):
         records["convergence_indices"] = records["readout"] | changes
         (folder / "probes" / "probes.json").write_text(json.dumps(records))
         pd.DataFrame([row]).to_csv(folder / "probes" / "convergence_indices.csv", index=False)
-    text = text_of(compare(runs))
+        said.append(text_of(compare(runs)))
+    assert "error on test images not judged not judged" in said[0]
+    assert "Digitclutter, 3 digits 0.5000 not judged" in said[1]
+    assert "Not judged: plain, gated," in said[0] and "Not judged: gated," in said[1]
+    text = said[-1]
+    assert "ot judged" not in text
     assert "Digitclutter, 3 digits, standard error 0.05000 0.04583" in text
     assert "of guessing 0.7500 0.7500" in text
     # 0.7 is less than two standard errors of 0.043 below 0.75.

@@ -19,6 +19,7 @@ from plots.read_figures import (
     lines_with,
     metric_lines,
     named,
+    named_items,
     panels,
     points,
 )
@@ -77,6 +78,14 @@ class TestMarks:
         for place, height in enumerate(frame["cosine_loss"]):
             assert {(place, round(height + side, 6)) for side in (-0.01, 0.01)} <= edges
         assert not plots.cosine_loss(frame.drop(columns="cosine_loss_se")).axes[0].collections
+
+    def test_a_block_between_gaps_has_an_error_bar(self):
+        frame = make.block_frame(2).assign(cosine_loss_se=0.01)
+        (axes,) = plots.cosine_loss(frame).axes
+        (bars,) = named_items(axes.collections, "error bar")
+        for ends, place in zip(bars.get_segments(), (3, 5), strict=True):
+            height = frame["cosine_loss"][place]
+            np.testing.assert_allclose(ends, [(place, height - 0.01), (place, height + 0.01)])
 
     @pytest.mark.parametrize(
         ("name", "make_frame", "low", "high", "panel"),

@@ -192,7 +192,11 @@ def test_a_margin_needs_a_label_and_another_class():
     runs = [
         functools.partial(probes.attribution, chain),
         lambda data, **settings: probes.patching(
-            chain, data, (source[few] if len(data[0]) == 2 else source, data[1]), **settings
+            chain,
+            data,
+            (source[few] if len(data[0]) == 2 else source, data[1]),
+            what="addition",
+            **settings,
         ),
     ]
     for run in runs:

@@ -1,6 +1,7 @@
 """Patched runs against NumPy versions that run each of them by itself, and cases by hand."""
 
 import dataclasses
+import warnings
 
 import keras
 import numpy as np
@@ -17,7 +18,8 @@ import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.probes.patching import places_of_next
 
-pytestmark = pytest.mark.eager
+WHOLE = "The whole state is put in"
+pytestmark = [pytest.mark.eager, pytest.mark.filterwarnings(f"ignore:{WHOLE}:UserWarning")]
 RUNS = ["logit", "source_logit", "patched_logit"]
 COLUMNS = [*RUNS, "difference", "effect"]
 TOLERANCE = {"rtol": 1e-3, "atol": 5e-5}
@@ -71,6 +73,17 @@ def test_a_difference_within_noise_is_said():
     data, source = ((one, np.zeros_like(labels)) for one in (images, images[::-1]))
     with pytest.warns(UserWarning, match="noise"):
         probes.patching(tfr.chain(net), data, source)
+
+
+def test_a_whole_state_is_said_once():
+    net, (images, labels) = network({})
+    given = [dict.fromkeys(("train", "test"), (one, labels)) for one in (images, images[::-1])]
+    with pytest.warns(UserWarning, match=WHOLE) as said:
+        probes.patching(net, *given)
+    assert sum(WHOLE in str(one.message) for one in said) == 1
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", WHOLE)
+        probes.patching(net, *given, what="addition")
 
 
 class TestDecoder:

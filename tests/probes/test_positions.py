@@ -181,7 +181,9 @@ OTHERS = {
     "margins of every image": lambda *given: probes.attribution(
         *given, target="margin", per_image=True
     ),
-    "patches of every image": lambda *given: probes.patching(*given, per_image=True),
+    "patches of every image": lambda *given: probes.patching(
+        *given, what="addition", per_image=True
+    ),
     "patches of every position": lambda *given: probes.patching(*given, positions="each"),
     "distance": probes.computational_distance,
     "path lengths": probes.path_lengths,

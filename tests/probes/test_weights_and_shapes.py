@@ -113,12 +113,11 @@ def test_standard_errors_of_weighted_means(net):
 def test_pairs_of_patching_stay_together(net):
     """Also if other images are left out of the data than of the source."""
     source, of_source = rng.permutation(7), np.array([1.0, 1, 0, 1, 1, 1, 0])
-    found = probes.patching(
-        net, (IMAGES, LABELS, WEIGHTS), (IMAGES[source], LABELS[source], of_source)
-    )
+    patching = functools.partial(probes.patching, what="addition")
+    found = patching(net, (IMAGES, LABELS, WEIGHTS), (IMAGES[source], LABELS[source], of_source))
     kept = np.flatnonzero(WEIGHTS * of_source)
     kept = np.repeat(kept, WEIGHTS[kept].astype(int))
-    expected = probes.patching(
+    expected = patching(
         net, (IMAGES[kept], LABELS[kept]), (IMAGES[source[kept]], LABELS[source[kept]])
     )
     pd.testing.assert_frame_equal(found, expected, rtol=1e-5)

@@ -434,7 +434,9 @@ ROWS = {
     "Data": {
         "arrays": plain,
         "`tf.data`": lambda: Case(compiled(functional()), dataset(), {}, dataset),
-        "a generator": lambda: Case(compiled(functional()), generator(), {}, generator),
+        "a Python generator of batches": lambda: Case(
+            compiled(functional()), generator(), {}, generator
+        ),
         "a `PyDataset`": lambda: Case(compiled(functional()), Sequence(), {}, Sequence),
         "unknown length": unknown_length,
         "lengths in buckets": bucketed,

@@ -313,6 +313,11 @@ class Explains(layers.Layer):
         ("Could not infer it. Error encountered:\n\n\x1b[1mwrong\x1b[0m\n\nArguments: B", "wrong"),
         ("Shapes differ:\n\n(2,), (3,)\nmore", "Shapes differ: (2,), (3,)"),
         ("Nothing follows:", "Nothing follows:"),
+        ("2 and 3 differ for '{{node add}} = Add[T=DT_FLOAT](x)' with: [2].", "2 and 3 differ."),
+        (
+            "A KerasTensor cannot be used as input to a TensorFlow function. You do:\n```",
+            "functions of TensorFlow or NumPy are called, into which Keras cannot look",
+        ),
     ],
 )
 def test_errors_of_other_code_are_told_in_one_line(text, said):

@@ -594,8 +594,19 @@ TOLD = {
         False,
         None,
     ),
-    "moved": ({f"{MEAN}_as_built": 0.1, f"{MEAN}_change_error": 0.02}, "found", None, (True,)),
-    "not moved": ({f"{MEAN}_as_built": 0.1, f"{MEAN}_change_error": 0.03}, "found", None, (False,)),
+    "moved": ({f"{MEAN}_as_built": 0.2, f"{MEAN}_change_error": 0.02}, "found", None, (True,)),
+    "met as built": (
+        {f"{MEAN}_as_built": 0.09, f"{MEAN}_change_error": 0.01},
+        "found",
+        None,
+        (True,),
+    ),
+    "not moved": (
+        {f"{MEAN}_as_built": 0.11, f"{MEAN}_change_error": 0.04},
+        "found",
+        None,
+        (False,),
+    ),
 }
 
 
@@ -606,7 +617,8 @@ def test_what_is_told_of_a_depth(tmp_path, name):
     (outcome,) = tuning.outcomes_of(oracle)
     assert (outcome.status, outcome.blocks, outcome.trial) == (status, (1,), 0)
     assert (outcome.is_better_than_chance, outcome.moved) == (is_better, moved)
-    assert outcome.as_built == (None if moved is None else (0.1,))
+    assert outcome.as_built == (None if moved is None else (metrics[f"{MEAN}_as_built"],))
+    assert ("before any training" in outcome.message) == (name == "met as built")
     assert ("As built" in outcome.message) == (moved is not None)
     assert outcome.message.startswith("1 block (error ")
     assert ("not moved" in outcome.message) == (moved == (False,))

@@ -50,7 +50,7 @@ class Line:
 
     Attributes:
         column: the column of the frame, or `"1 - column"` for the rest to 1. If the frame has the
-            standard error `column_se` too, it is drawn as a band over the blocks.
+            standard error `column_se` too, it is drawn as a band over the blocks, or as bars.
         name: the name in the legend, if the figure draws several columns.
         dash: the line style, if it tells columns apart; the markers are open unless it is `"-"`.
         mark: `"line"`; `"dots"` without a line; `"bar"`; `"sum"`, a line of the sum so far;

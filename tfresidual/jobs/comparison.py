@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 # Marks pages written by this command: nothing else is replaced.
 GENERATOR = "tfresidual compare"
 _HEAD = 2000
+# What the rows of errors begin with.
+ERROR_ON = "error on "
 # Letters of the name of a run, and bytes of that of a page; a file system takes 255.
 _LONGEST, _LONGEST_FILE = 40, 180
 # The frames that the page shows.
@@ -274,19 +276,36 @@ def _training_section(runs, measured):
         for name, found in indices.items()
         if found and not is_below(*found.frame[["error", "chance"]].iloc[0], found.images)
     ]
+    table = pd.concat(results, axis=1).rename_axis("value")
+    unjudged = [name for name, found in indices.items() if found is None]
+    if unjudged:
+        errors = [name for name in table.index if name.startswith(ERROR_ON)]
+        table = table.reindex([*table.index, *([] if errors else [f"{ERROR_ON}test images"])])
+        table.loc[errors or table.index[-1:], unjudged] = "not judged"
     texts = [f"{name}: {numbers_text(run.log, 'loss')}" for name, run in runs.items()]
     return Section(
         "Training",
         "Losses and metrics of all trainings, epoch by epoch, and their last and best values.",
         figure=drawn,
-        frame=pd.concat(results, axis=1).rename_axis("value"),
+        frame=table,
         reading="The best epoch has the highest validation metric; its network is the one probed "
-        "below. The error on the test images is that of the network probed.",
+        "below. The error on the test images is that of the network probed."
+        + _reason_for(unjudged),
         numbers=" ".join(texts),
         caution=f"Not below chance by two standard errors: {', '.join(guessing)}. What probes "
         "measure of a network that guesses says nothing about what it has learned."
         if guessing
         else None,
+    )
+
+
+def _reason_for(unjudged):
+    """Returns why runs have no error on test images."""
+    if not unjudged:
+        return ""
+    return (
+        f" Not judged: {', '.join(unjudged)}, on which the probe that measures it was not run; "
+        "`tfresidual probe RUN --probe convergence_indices` runs it."
     )
 
 
@@ -303,7 +322,7 @@ def _results(log, metrics, indices):
             found |= {f"{key}, best": best[key], f"epoch of the best {key}": int(best["epoch"]) + 1}
     if indices is not None:
         error, chance = indices.frame[["error", "chance"]].iloc[0]
-        what = f"error on {indices.on or 'images that are not recorded'}"
+        what = f"{ERROR_ON}{indices.on or 'images that are not recorded'}"
         found[what] = error
         if indices.images:
             found[f"{what}, standard error"] = error_of_share(error, indices.images)

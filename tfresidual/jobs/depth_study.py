@@ -316,6 +316,8 @@ class _Watch:
                 continue
             means, built = rows[MEAN], rows[AS_BUILT]
             met = "meets the rule" if rows["meets_rule"].all() else "does not meet the rule"
+            if (built <= oracle.epsilon).all():
+                met += ", which it met before any training"
             measured = _measured_text(means, built, first["error"], first["seconds"])
             say(self.console, f"{text}{measured}: {met}")
 

@@ -5,9 +5,11 @@ and optionally `split`: a line per split over the blocks of all stages in a row.
 `stage.block`, or as in the column `name`. A block that changes the shape of the state has no value
 and is hatched; an infinite value leaves a gap. Figures of states (`lens`, `attribution` and
 `patching`) begin with block -1, the state before the first block of a stage, and leave out states
-without a value. Positive values that differ by more than a factor of 30 are drawn on a logarithmic
-axis. With a column `epoch` of several epochs, the figures of one metric have a panel per stage and
-split over the epochs, with a line per block from blue and thin (lowest) to red and thick (highest).
+without a value. A standard error in the frame, such as `cosine_loss_se`, is a band, and a bar at a
+block without neighbours to draw a line to. Positive values that differ by more than a factor of 30
+are drawn on a logarithmic axis. With a column `epoch` of several epochs, the figures of one metric
+have a panel per stage and split over the epochs, with a line per block from blue and thin (lowest)
+to red and thick (highest).
 
 All raise a `ValueError` if a column is missing or holds no finite number, or if several rows
 describe the same block, split and epoch. II is Jastrzebski et al., "Residual Connections Encourage
@@ -38,8 +40,8 @@ def cosine_loss(frame: Frame) -> Figure:
     Below zero, what a block adds points to where the loss falls, in the mean over the images.
 
     Args:
-        frame: Frame with the column `cosine_loss`, and optionally `cosine_loss_se`, a standard
-            error that is drawn as a band.
+        frame: Frame with the column `cosine_loss`, and optionally its standard error,
+            `cosine_loss_se`.
 
     Reference:
         II figure 4.
@@ -147,7 +149,8 @@ def block_importance(frame: Frame) -> Figure:
     """Draws how much the network needs each of its blocks, a panel per criterion.
 
     Args:
-        frame: Frame of `tfresidual.probes.block_importance` with the columns of all criteria.
+        frame: Frame of `tfresidual.probes.block_importance` with the columns of all criteria, and
+            optionally the standard errors of the first three.
 
     Reference:
         Men et al. 2024, https://arxiv.org/abs/2403.03853; Gromov et al. 2024,

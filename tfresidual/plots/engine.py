@@ -253,6 +253,11 @@ class _Figure:
             edges = course.index, course["low"], course["high"]
             band = {"alpha": 0.15, "linewidth": 0, "gid": label or None}
             axes.fill_between(*edges, color=look.colour, **band)
+            # A band over a single place has no width.
+            alone = course[_are_alone(course["height"])].dropna()
+            if len(alone):
+                bar = {"alpha": 0.5, "linewidth": 1.2, "gid": "error bar"}
+                axes.vlines(alone.index, alone["low"], alone["high"], color=look.colour, **bar)
         count = course["height"].notna().sum()
         is_over_epochs = drawing.over == "epoch"
         drawn = {
@@ -539,3 +544,10 @@ class _Figure:
         scale.outline.set_visible(False)
         scale.ax.tick_params(labelsize=style.SMALL_SIZE, length=0, labelcolor=style.INK)
         scale.set_label(label, fontsize=style.SMALL_SIZE, color=style.INK)
+
+
+def _are_alone(heights):
+    """Returns which heights have no neighbour to which a line leads."""
+    is_there = heights.notna()
+    before, after = (is_there.shift(step, fill_value=False) for step in (1, -1))
+    return is_there & ~before & ~after

@@ -86,6 +86,11 @@ def blocks_of(log: Frame) -> list[tuple[int, int]]:
 def from_logs(history: keras.callbacks.History | dict[str, Any] | Frame | StrPath) -> Frame:
     """Reads the numbers that the callbacks published for each block back into a frame.
 
+    Keys of stages, such as `"stage1/scaled_distance"` and `"stage1/depth"` of
+    `callbacks.Perturbation`, and those of the whole network are left out. The depth in the logs is
+    the column `depth_asked_for` of `computational_distance.csv` and of `DepthSearch.trace`: how
+    many blocks the stopping rule asks for, not how many there are.
+
     Args:
         history: the return value of `model.fit`, its `history` dict, or a `pandas.DataFrame` (or
             the path of a CSV file) with one row per epoch.

@@ -170,6 +170,9 @@ def patching(
       of means, with a warning if the runs differ by less than two standard errors. NaN if the
       logits of both runs are the same.
 
+    A whole state brings all that follows with it: without `positions`, the effect of states is 1
+    after every block, with a warning, except where blocks read more than the state.
+
     With `metric="probability"`, the first three are `probability`, `source_probability` and
     `patched_probability`, those of the target. With `metric="kl"`, they are `kl`, `source_kl` and
     `patched_kl`, the divergence of the prediction of the run from that of the run on the source, in
@@ -177,9 +180,15 @@ def patching(
 
     Example:
 
-    >>> frame = patching(tfresidual.chain(net), (images, labels), (images[::-1], labels[::-1]))
-    >>> bool(frame["effect"].sub(1).abs().max() < 0.01)
-    True
+    >>> frame = patching(
+    ...     tfresidual.chain(net),
+    ...     (images, labels),
+    ...     (images[::-1], labels[::-1]),
+    ...     what="addition",
+    ...     target="margin",
+    ... )
+    >>> frame.columns.tolist()[-3:]
+    ['patched_logit', 'difference', 'effect']
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
@@ -251,7 +260,10 @@ def patching(
         )
         frame = _frame(chain, values, what, positions == EACH, per_image)
         frames[split] = frame.rename(columns={run: run.replace(LOGIT, metric) for run in RUNS})
-    return joined_splits(frames)
+    found = joined_splits(frames)
+    if what == STATE and positions is None:
+        _warn_of_whole_states(found["effect"].dropna())
+    return found
 
 
 def _values_of(chain, data, source, what, positions, measured, progress):
@@ -582,6 +594,16 @@ def _warn_of_noise(differences, weights):
             "noise, and NaN over 0. Read `difference`, or choose pairs or a `target` for which the "
             'runs differ, such as `target=("label", "source label")`.',
             stacklevel=4,
+        )
+
+
+def _warn_of_whole_states(effects):
+    """Warns if the effects are 1 because whole states bring all that follows with them."""
+    if len(effects) and np.allclose(effects, 1, rtol=0, atol=0.01):
+        warnings.warn(
+            "The whole state is put in, so the effect is 1 after every block by construction: ask "
+            "for `positions`, or for `what='addition'`.",
+            stacklevel=3,
         )
 
 

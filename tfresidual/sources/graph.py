@@ -23,6 +23,12 @@ CALLER = contextvars.ContextVar("caller", default=None)
 # In the messages of errors: colours, what TensorFlow writes before the message itself, and lines of
 # Keras before it.
 _MARKS = re.compile(r"\x1b\[[0-9;]*m|\{\{.*?\}\}")
+# What Keras and TensorFlow say, in several sentences, of their functions called on Keras' tensors.
+_SYMBOLIC = re.compile(
+    "A KerasTensor (cannot be used as input|is symbolic)|build a TypeSpec for <KerasTensor"
+)
+# The operation in TensorFlow's notation, to the end of the message.
+_OPERATION = re.compile(r" for '\{\{node .*", re.DOTALL)
 _FRAME = re.compile(r"Exception encountered when calling|.* Error encountered:$")
 
 
@@ -456,7 +462,10 @@ def _can_be_flattened(node):
 
 def said(error):
     """Returns the first line of an error, with the next after a colon, or its class."""
-    lines = [_MARKS.sub("", line).strip() for line in str(error).splitlines()]
+    if _SYMBOLIC.search(str(error)):
+        return "functions of TensorFlow or NumPy are called, into which Keras cannot look"
+    text = _OPERATION.sub(".", str(error))
+    lines = [_MARKS.sub("", line).strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not _FRAME.match(line)]
     count = next((number for number, line in enumerate(lines, 1) if line[-1] != ":"), len(lines))
     return " ".join(lines[:count]) or type(error).__name__

@@ -110,7 +110,9 @@ def plan(
           standard error over the same images, `error_rise_se`; `error_selection`, on `data`;
         - `parameters`; `flops` of one image, two per multiplication in convolutions and matrix
           products; `milliseconds_1`, `milliseconds_256`, of a batch of this size at inference, the
-          shortest of several calls.
+          shortest of 7 calls or more, in half a second at least, in turn with the whole network.
+          They are noisy: eight measurements of one network on two busy cores differed by up to 1.8
+          times with a batch of 1, and 1.9 times with one of 256. Measure on an idle machine.
 
     Raises:
         ValueError: if an argument cannot be used, or not enough blocks can go.

@@ -194,9 +194,14 @@ def _outcome(oracle, others):
     built = [oracle.as_built(trial, stage) for stage in range(1, len(plan.best) + 1)]
     as_built, moved = (None, None) if None in built else zip(*built, strict=True)
     is_guess = is_better is False and plan.status == "found"
+    lower = _lower_error(oracle, others, rates.get("error"))
     error = error_text(rates)
     text = f"{blocks_text(plan.best)}{f' ({error})' if error else ''}"
-    message = _message(oracle, plan, others, text) + _remarks(rates, is_better, as_built, moved)
+    message = _message(oracle, plan, others, text) + _remarks(
+        rates, is_better, as_built, moved, oracle.epsilon
+    )
+    if lower is not None:
+        message += f". A network of {lower} has a lower error"
     return Outcome(
         *(AT_CHANCE if is_guess else plan.status, plan.best, number, message, others),
         *(rates.get("error"), rates.get(CHANCE_ERROR), is_better, as_built, moved),
@@ -209,7 +214,22 @@ def _is_better(oracle, trial):
     return is_better_than_chance(*rates.values()) if len(rates) == 3 else None
 
 
-def _remarks(rates, is_better, as_built, moved):
+def _lower_error(oracle, others, error):
+    """Returns the blocks and the error of the trial with the lowest error, if below this one."""
+    known = [
+        (oracle.error(trial)["error"], trial)
+        for trial in oracle.in_order()
+        if trial.status == COMPLETED
+        and oracle.others_of(trial) == others
+        and "error" in oracle.error(trial)
+    ]
+    lowest, trial = min(known, key=lambda pair: pair[0], default=(None, None))
+    if error is None or lowest is None or not lowest < error:
+        return None
+    return f"{blocks_text(blocks(trial.hyperparameters))} ({lowest:.1%})"
+
+
+def _remarks(rates, is_better, as_built, moved, epsilon):
     """Returns what must be known of a depth that meets the rule before it is taken for a result."""
     told = ""
     if is_better is False:
@@ -224,6 +244,11 @@ def _remarks(rates, is_better, as_built, moved):
     if as_built is not None:
         means = " ".join(f"{mean:.3g}" for mean in as_built)
         told += f". As built, before training, its mean scaled perturbation is {means}"
+        met = [str(stage) for stage, mean in enumerate(as_built, 1) if mean <= epsilon]
+        if met:
+            which = "It" if len(met) == len(as_built) else f"Stage {', '.join(met)}"
+            verb = "meet" if 1 < len(met) < len(as_built) else "meets"
+            told += f". {which} {verb} the rule before any training"
         if not all(moved):
             which = ", ".join(str(stage) for stage, one in enumerate(moved, 1) if not one)
             told += (

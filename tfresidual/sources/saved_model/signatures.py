@@ -88,13 +88,17 @@ class _Routes:
         self.run = compile_function(run, *images_of(chain), counts, repeats, scale)
 
     def route(self, images, applications):
-        is_possible = (applications >= 0) & (self.keeps_shape | (applications == 1))
-        _check(
-            tf.reduce_all(is_possible),
-            "`applications` must be 0 or more for each block, and 1 for blocks that change the "
-            "shape of the state",
-            applications,
+        message = (
+            f"`applications` must hold {len(self.stages)} numbers, 0 or more for each block, and 1 "
+            "for blocks that change the shape of the state"
         )
+        # TensorFlow takes numbers of any length. It reads their shape from the signature, but
+        # counts those that a comparison selects.
+        count = tf.shape(tf.where(applications >= tf.int32.min))[0]
+        with tf.control_dependencies([_check(count == len(self.stages), message, applications)]):
+            applications = tf.identity(applications)
+        is_possible = (applications >= 0) & (self.keeps_shape | (applications == 1))
+        _check(tf.reduce_all(is_possible), message, applications)
         return self._outputs(images, applications)
 
     def readout(self, images, stage, block):
@@ -153,4 +157,5 @@ def _repeated(block, state, anchor, count, scale=None):
 
 
 def _check(is_right, message, value):
-    tf.debugging.Assert(is_right, [f"Arguments must be valid: {message}. Received:", value])
+    said = [f"Arguments must be valid: {message}. Received:", value]
+    return tf.debugging.Assert(is_right, said, summarize=-1)
