@@ -48,9 +48,7 @@ def block_conclusions(drop_blocks: Frame, images: int, is_better: bool = True) -
             found = CAN_GO
         elif is_better and row.error_rise - reach > TOLERATED:
             found = NEEDED
-        costs = ""
-        if found != STAYS:
-            costs = f"{in_points(row.error_rise, reach)} points"
+        costs = "" if found == STAYS else in_points(row.error_rise, reach)
         rows.append((row.stage, row.block, found, costs))
     return pd.DataFrame(rows, columns=["stage", "block", "conclusion", "costs"])
 
