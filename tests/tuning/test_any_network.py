@@ -557,6 +557,8 @@ def test_the_error_of_guessing(name):
         assert found["chance_error"] == pytest.approx(expected)
         spread = np.sqrt(expected * (1 - expected) / len(labels))
         assert found["error_se"] == pytest.approx(spread)
+        difference = chance.error_of_difference(0.1, 0.2, *found.values())
+        assert difference == pytest.approx(np.sqrt((0.1 * 0.9 + 0.2 * 0.8) / len(labels)))
     first = chance.error_of_guessing(data, metric, steps=1)
     assert first == chance.error_of_guessing((images[:2], labels[:2]), metric)
     assert chance.error_of_guessing((images, {"a": labels}), metric) == {}

@@ -57,6 +57,17 @@ def is_better_than_chance(error: float, chance: float, standard_error: float) ->
     return error < chance - STANDARD_ERRORS * standard_error
 
 
+def error_of_difference(one: float, other: float, chance: float, standard_error: float) -> float:
+    """Returns the standard error of the difference of two error rates, as of separate images.
+
+    The images are as many as give the rate `chance` its standard error, NaN if that has none.
+    """
+    if not standard_error:
+        return math.nan
+    images = chance * (1 - chance) / standard_error**2
+    return math.sqrt((one * (1 - one) + other * (1 - other)) / images)
+
+
 def _labels_of(validation, steps):
     batches = validation
     if isinstance(validation, (tuple, list)):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.chance import STANDARD_ERRORS
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR
-from tfresidual.tuning.chance import CHANCE_ERROR, is_better_than_chance
+from tfresidual.tuning.chance import CHANCE_ERROR, error_of_difference, is_better_than_chance
 from tfresidual.tuning.depth_oracle import (
     COMPLETED,
     FAILED,
@@ -194,14 +196,14 @@ def _outcome(oracle, others):
     built = [oracle.as_built(trial, stage) for stage in range(1, len(plan.best) + 1)]
     as_built, moved = (None, None) if None in built else zip(*built, strict=True)
     is_guess = is_better is False and plan.status == "found"
-    lower = _lower_error(oracle, others, rates.get("error"))
+    lower = _lower_error(oracle, others, rates)
     error = error_text(rates)
     text = f"{blocks_text(plan.best)}{f' ({error})' if error else ''}"
     message = _message(oracle, plan, others, text) + _remarks(
         rates, is_better, as_built, moved, oracle.epsilon
     )
     if lower is not None:
-        message += f". A network of {lower} has a lower error"
+        message += f". A network of {lower}"
     return Outcome(
         *(AT_CHANCE if is_guess else plan.status, plan.best, number, message, others),
         *(rates.get("error"), rates.get(CHANCE_ERROR), is_better, as_built, moved),
@@ -214,8 +216,8 @@ def _is_better(oracle, trial):
     return is_better_than_chance(*rates.values()) if len(rates) == 3 else None
 
 
-def _lower_error(oracle, others, error):
-    """Returns the blocks and the error of the trial with the lowest error, if below this one."""
+def _lower_error(oracle, others, rates):
+    """Returns blocks and error of the trial with the lowest error, as text, if below `rates`."""
     known = [
         (oracle.error(trial)["error"], trial)
         for trial in oracle.in_order()
@@ -224,9 +226,12 @@ def _lower_error(oracle, others, error):
         and "error" in oracle.error(trial)
     ]
     lowest, trial = min(known, key=lambda pair: pair[0], default=(None, None))
-    if error is None or lowest is None or not lowest < error:
+    if "error" not in rates or lowest is None or not lowest < rates["error"]:
         return None
-    return f"{blocks_text(blocks(trial.hyperparameters))} ({lowest:.1%})"
+    noise = error_of_difference(lowest, *rates.values()) if len(rates) == 3 else math.nan
+    reach = STANDARD_ERRORS * noise
+    within = ", but not by two standard errors" if rates["error"] - lowest <= reach else ""
+    return f"{blocks_text(blocks(trial.hyperparameters))} ({lowest:.1%}) has a lower error{within}"
 
 
 def _remarks(rates, is_better, as_built, moved, epsilon):
