@@ -2,10 +2,12 @@
 
     python docs/hooks/gallery.py [FOLDER]
 
-writes it; with the folder of a study, also the pictures, from its frames. A test compares the page.
+writes it; with the folder of a study, also the pictures, from its frames and, of what a study does
+not measure, by the lines of the page. A test compares the page.
 """
 
 import pathlib
+import re
 import sys
 
 from tfresidual.definitions.declarations import GROUPS, PROBES
@@ -36,7 +38,8 @@ net.fit(images, labels, epochs=3, verbose=0)
 chain, test = tfr.chain(net), (images[:256], labels[:256])
 ```
 
-The pictures are of the network of `make study`, ResNet-20 on images of three digits.
+The pictures are of the network of `make study`, ResNet-20 on images of three digits; those of what
+a study does not measure are of the network above.
 """
 # Where the frame is not that of the probe's own function.
 CODE = {
@@ -91,17 +94,30 @@ def code(probe, figure):
 
 
 def draw(folder):
-    """Draws the pictures from the frames of a study."""
+    """Draws the pictures from the frames of a study, the others by the lines of the page."""
     import pandas as pd
 
     from tfresidual.plots.declared import study_figures
 
     frames = {path.stem: pd.read_csv(path) for path in folder.glob("frames/*.csv")}
+    figures = study_figures(frames, 0.1)
+    save({figure.name: figures[figure.name] for _, figure in shown() if figure.name in figures})
+    save(drawn_by_lines({figure.name for _, figure in shown()} - set(figures)))
+
+
+def drawn_by_lines(names):
+    """Returns figures that the lines of the page draw, by name."""
+    scope = {}
+    exec(re.search("```python\n(.*?)```", HEAD, re.DOTALL).group(1), scope)
+    lines = {figure.name: code(probe, figure) for probe, figure in shown()}
+    return {name: eval(lines[name], scope) for name in sorted(names)}
+
+
+def save(figures):
+    """Saves figures by name."""
     PICTURES.mkdir(exist_ok=True)
-    names = {figure.name for _, figure in shown()}
-    for name, figure in study_figures(frames, 0.1).items():
-        if name in names:
-            figure.savefig(PICTURES / f"{name}.png", dpi=90)
+    for name, figure in figures.items():
+        figure.savefig(PICTURES / f"{name}.png", dpi=90)
 
 
 if __name__ == "__main__":
