@@ -61,8 +61,8 @@ class Measured:
 
     @property
     def interval(self):
-        """The 95 % interval."""
-        return self.value - 1.96 * self.se, self.value + 1.96 * self.se
+        """The values within `Z` standard errors: a bound outside of them is beyond noise."""
+        return self.value - Z * self.se, self.value + Z * self.se
 
     def __sub__(self, other):
         """The difference from a number, or from one with noise of its own."""

@@ -115,7 +115,8 @@ INTRODUCTION = """# What the papers state, put to the test
 
 Written by `python experiments/papers.py page` from the measurements in experiments/frames. Data are
 CIFAR-10 (JPEG q75), whose images were encoded as JPEG of quality 75, MNIST, and Digitclutter, which
-is drawn. All networks are smaller than the papers' and were trained for fewer epochs.
+is drawn. All networks are smaller than the papers' and were trained for fewer epochs; in brackets
+stands their [size](#how-it-was-measured): networks of the size `trained` are of one seed.
 
 {papers}
 """
@@ -146,9 +147,9 @@ Claims about errors have no control: a network that was not trained guesses. Tha
 *not* help holds if it helps in no case beyond noise. Where a case could not be measured, a
 statement holds at most in part; that line was drawn after the numbers were seen, and took IC-13 out
 of what is confirmed. All else, criteria, gates and controls, was written before the networks of
-size `trained` were looked at. Intervals are of 95 %. The ids lead to criterion, cases and figure.
-*Error* is the test error of the networks that decide, that of the paper's on CIFAR-10, and the size
-of the former.
+size `trained` were looked at. Intervals reach over the same {Z:g} standard errors. The ids lead to
+criterion, cases and figure. *Error* is the test error of the networks that decide, that of the
+paper's on CIFAR-10, and the size of the former.
 """
 
 
@@ -245,7 +246,9 @@ def first_screen(found):
     """
     lines = []
     for heading, sentences in SENTENCES.items():
-        said = [text for text, kinds in sentences if says(found, kinds)]
+        said = [
+            f"{text} {sizes_in(found, kinds)}" for text, kinds in sentences if says(found, kinds)
+        ]
         lines += [f"**{heading}**", "", *(f"- {text}" for text in said), ""]
     lines += ["**What is not known**", "", *unknown(found), ""]
     lines += [row(["class", "means", "number", "statements"]), row(["---"] * 4)]
@@ -254,6 +257,11 @@ def first_screen(found):
         links = " ".join(f"[{id}](#{anchor(id)})" for id in ids)
         lines.append(row([f"**{kind}**", MEANS[kind], len(ids), links]))
     return [*lines, ""]
+
+
+def sizes_in(found, ids):
+    """Returns of which sizes the networks are that decide some statements, as text."""
+    return f"*({', '.join(sorted({found[id].size for id in ids}, reverse=True))})*"
 
 
 def unknown(found):
