@@ -4,9 +4,10 @@
 
 Batches of 64 images of 32x32x3, widths 16, 32 and 64. Below 1, measuring all blocks costs less than
 training on the batch. *Floor*: one forward pass and one backward pass to the states, without any
-metric or read-out, which is the least that the block metrics can take. Before, the statistics of
-batch normalization are those of the batch: with those that it begins with, the states of an
-untrained network grow from block to block.
+metric or read-out, which is the least that the block metrics can take; *floor, each read once*:
+with the mean of every state and gradient over its features. Before, the statistics of batch
+normalization are those of the batch: with those that it begins with, the states of an untrained
+network grow from block to block.
 """
 
 import functools
@@ -36,8 +37,8 @@ def settle(network, images):
         layer.momentum = momentum
 
 
-def floor(chain):
-    """Returns a compiled function of the gradients at all states."""
+def floor(chain, is_read=False):
+    """Returns a compiled function of the gradients at all states, or of means of both."""
 
     @tf.function(autograph=False)
     def function(images, labels):
@@ -46,7 +47,11 @@ def floor(chain):
             tape.watch(state)
             pairs, last = chain.walk(state)
             losses = chain.loss(labels, chain.head(last))
-        return tape.gradient(losses, [before for before, _ in pairs])
+        states = [before for before, _ in pairs]
+        gradients = tape.gradient(losses, states)
+        if is_read:
+            return [tf.reduce_mean(tensor, axis=(1, 2, 3)) for tensor in (*states, *gradients)]
+        return gradients
 
     return function
 
@@ -73,7 +78,8 @@ def measured(blocks, dtype, setting, rounds):
     # is repeated for every batch, is timed.
     probes.block_metrics(chain, (images, labels))
     probes.perturbation(chain, (images, labels))
-    compiled = {name: one for (name, *_), one in chain.compiled.items()} | {"floor": floor(chain)}
+    compiled = {name: one for (name, *_), one in chain.compiled.items()}
+    compiled |= {"floor": floor(chain), "floor, each read once": floor(chain, is_read=True)}
     passes = {name: functools.partial(one, images, labels) for name, one in compiled.items()}
     seconds = in_turn({"step": step, **passes}, rounds)
     for name in passes:
