@@ -163,7 +163,8 @@ def _labels_taken(chain, values):
     given = list(values.values())
     loss = _loss_of(chain, list(values))
     possible = _possible_labels(chain, given[0])
-    images = next(size for size in itertools.count(2) if size not in given[0].shape)
+    sizes = {size for spec in (*given, *possible.values()) for size in spec.shape}
+    images = next(size for size in itertools.count(2) if size not in sizes)
 
     def filled(spec, value):
         sizes = [images, *(size or images + 1 for size in spec.shape[1:])]
