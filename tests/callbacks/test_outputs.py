@@ -146,7 +146,8 @@ def test_probes_of_one_of_several_outputs(fill):
     alone = keras.Model(model.input, model.output["a"])
     alone.compile("sgd", LOSSES[0])
     filled = functools.partial(probes.drop_blocks, fill=fill)
-    for measure in (probes.first_order, probes.lens, probes.patching, filled):
+    patched = functools.partial(probes.patching, what="addition")
+    for measure in (probes.first_order, probes.lens, patched, filled):
         expected = measure(alone, (X, CLASSES))
         pd.testing.assert_frame_equal(measure(chain, data), expected, rtol=1e-4, atol=1e-6)
     # What takes the place of labels is no label of several outputs.
