@@ -346,20 +346,14 @@ def _begin_block(state, values, place, index, weights, factors, images, keeps_sh
 
         def gradient(of_state, after):
             def measure():
-                found = _found(keeps_shape, before, after, wide(of_state[:images]))
-                dtype = found["gradient_norm"].dtype
-                # The cosine does not depend on the size of the gradient.
-                found["gradient_norm"] *= tf.cast(factors, dtype)
+                numbers = _found(keeps_shape, before, after, wide(of_state[:images]), factors)
                 weight = tf.reduce_sum(weights)
                 # What has the weight 0 does not count, even if it is not finite.
-                means = [
-                    tf.reduce_sum(tf.math.multiply_no_nan(found[name], tf.cast(weights, dtype)))
-                    / tf.cast(weight, dtype)
-                    for name in METRICS
-                ]
+                weighed = tf.math.multiply_no_nan(numbers, tf.cast(weights, numbers.dtype)[:, None])
+                means = tf.reduce_sum(weighed, axis=0) / tf.cast(weight, numbers.dtype)
                 # NaN would be a step that is not measured.
-                means.append(tf.where(tf.math.is_nan(weight), tf.ones([]), weight))
-                update = tf.stack([tf.cast(mean, tf.float32) for mean in means])[None]
+                last = tf.where(tf.math.is_nan(weight), tf.ones([]), weight)
+                update = tf.concat([tf.cast(means, tf.float32), last[None]], axis=0)[None]
                 return tf.raw_ops.ResourceScatterNdUpdate(
                     ref=values, indices=tf.concat([place, [index]], axis=0)[None], updates=update
                 )
@@ -373,11 +367,21 @@ def _begin_block(state, values, place, index, weights, factors, images, keeps_sh
     return passed(state)
 
 
-def _found(*given):
-    """Returns the metrics of a block; by plain sums of squares, unless those leave the range."""
+def _found(keeps_shape, before, after, gradient, factors):
+    """Returns the metrics of a block for each image, `(images, metrics)`.
+
+    By plain sums of squares, unless those leave the range.
+    """
+
+    def numbers(found):
+        # The cosine does not depend on the size of the gradient.
+        found["gradient_norm"] *= tf.cast(factors, found["gradient_norm"].dtype)
+        return tf.stack([found[name] for name in METRICS], axis=1)
+
+    given = keeps_shape, before, after, gradient
     quick = values_of_block(*given, plain=True)
-    is_right = tf.reduce_all(quick.pop(IN_RANGE))
-    return tf.cond(is_right, lambda: quick, lambda: values_of_block(*given))
+    is_right, fast = tf.reduce_all(quick[IN_RANGE]), numbers(quick)
+    return tf.cond(is_right, lambda: fast, lambda: numbers(values_of_block(*given)))
 
 
 @functools.partial(tf.function, autograph=False, reduce_retracing=True)
