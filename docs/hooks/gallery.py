@@ -32,7 +32,9 @@ labels = random.integers(0, 4, 1024)
 images = random.normal(size=(1024, 16, 16, 1)).astype("float32")
 for image, label in zip(images, labels):
     image[8 * (label // 2) :, 8 * (label % 2) :][:8, :8] += 1
-net = networks.resnet(depth=14, input_shape=(16, 16, 1), classes=4, lipschitz=0.95)
+net = networks.resnet(
+    depth=14, input_shape=(16, 16, 1), classes=4, lipschitz=0.95
+)
 net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 net.fit(images, labels, epochs=3, verbose=0)
 chain, test = tfr.chain(net), (images[:256], labels[:256])

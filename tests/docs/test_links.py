@@ -5,7 +5,7 @@ import runpy
 import urllib.parse
 
 import pytest
-from docs.pages import PAGES, ROOT, anchors_of, links_of, name_of, tokens_of
+from docs.pages import PAGES, ROOT, anchors_of, blocks_of, links_of, name_of, tokens_of
 
 
 @functools.cache
@@ -37,6 +37,13 @@ def test_pictures_have_alternative_texts(page):
     for token in tokens_of(page):
         if token.type == "image":
             assert len(token.content.split()) >= 4, token.attrs["src"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_fits_80_columns(page):
+    for language in ("python", "sh"):
+        for _, code in blocks_of(page, language):
+            assert all(len(line) <= 80 for line in code.splitlines()), code
 
 
 @pytest.mark.parametrize("name", ["metrics", "gallery", "reference"])
