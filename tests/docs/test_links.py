@@ -1,4 +1,4 @@
-"""Every link inside the repository leads somewhere, and every picture says what it shows."""
+"""Links lead somewhere, pictures say what they show, and code fits the column of its page."""
 
 import functools
 import runpy
