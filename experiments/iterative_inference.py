@@ -875,7 +875,8 @@ statement(
     "II-4",
     "4.1, fig. 4",
     "The cosine is negative for all blocks",
-    "largest cosine; holds if none is over 0 by more than noise, and their mean is under it",
+    "largest cosine; holds if their mean is under 0 by more than noise, and none is over it by "
+    "more",
     paper_says="0 to -0.12",
 )(all_cosines_negative)
 
@@ -1093,8 +1094,8 @@ def along(frames, curve):
     "II-6",
     "4.3, fig. 6",
     "The training loss falls with every one of the last five blocks",
-    "largest change of the training loss by one block, in nats; holds if none is over 0 by more "
-    "than noise, and their sum is under it",
+    "largest change of the training loss by one block, in nats; holds if their sum is under 0 by "
+    "more than noise, and none is over it by more",
     paper_says="to 0.0012 nats",
     about=of_few_images,
     gate=fits_under(0.05),
@@ -1210,8 +1211,8 @@ for _id, _says, _is_scaled in (
         "II-20",
         "4.4, fig. 20",
         _says,
-        "largest of their cosines, training and test images; holds if none is over 0 by more than "
-        "noise, and their mean is under it",
+        "largest of their cosines, training and test images; holds if their mean is under 0 by "
+        "more than noise, and none is over it by more",
         about=of_few_images,
         gate=fits_under(0.05),
     )(functools.partial(repeated_cosines, is_scaled=_is_scaled))
@@ -1480,8 +1481,8 @@ for _id, _name, _metric in (
     "II-13",
     "app. C, fig. 13",
     "The cosine with the gradient of the head put after each block is negative",
-    "largest of these cosines, last stage, of the trained network; holds if none is over 0 by more "
-    "than noise, and their mean is under it",
+    "largest of these cosines, last stage, of the trained network; holds if their mean is under 0 "
+    "by more than noise, and none is over it by more",
     paper_says="0 to -0.1",
 )
 def _(frames):

@@ -23,9 +23,9 @@ Z = 3.0
 DRAWS = 200
 # Classes.
 CONFIRMED, REFUTED, IN_PART = "confirmed", "refuted", "in part"
-ALSO_UNTRAINED = "also untrained"
+WITHIN_NOISE, ALSO_UNTRAINED = "within noise", "also untrained"
 UNDECIDABLE, NOT_RUN = "not decidable here", "not run"
-CLASSES = (CONFIRMED, IN_PART, ALSO_UNTRAINED, REFUTED, UNDECIDABLE, NOT_RUN)
+CLASSES = (CONFIRMED, IN_PART, WITHIN_NOISE, ALSO_UNTRAINED, REFUTED, UNDECIDABLE, NOT_RUN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +223,9 @@ def class_of(cases: Iterable[Case], untrained: Iterable[Case] = (), gate: str = 
     if all(answers):
         before = [case.holds for case in untrained if has_value(case)]
         return ALSO_UNTRAINED if before and all(before) else CONFIRMED
-    return REFUTED if all(answer is False for answer in answers) else IN_PART
+    if any(answers):
+        return IN_PART
+    return REFUTED if all(answer is False for answer in answers) else WITHIN_NOISE
 
 
 def has_value(case):

@@ -237,7 +237,7 @@ def test_the_list_says_what_decided_a_statement(monkeypatch, capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("PI-1 "))
     assert re.fullmatch(r"PI-1 +frames kept +.*\?", lines[first])
-    assert re.fullmatch(f" +PI-1 +({'|'.join(judging.CLASSES[:4])})", lines[first + 1])
+    assert re.fullmatch(f" +PI-1 +({'|'.join(judging.CLASSES[:5])})", lines[first + 1])
     assert any(re.fullmatch(" +II-2a1 +not run: .*", line) for line in lines)
 
 

@@ -12,6 +12,7 @@ from tfresidual import surgery
 from tfresidual.definitions.settings import CRITERIA, PruningSettings
 from tfresidual.jobs import pruning, training
 from tfresidual.jobs.settings import Settings
+from tfresidual.probes.guessing import AT_CHANCE
 
 pytestmark = pytest.mark.system
 
@@ -50,7 +51,8 @@ def test_what_is_there(pruned, run):
     assert smaller.count_params() == frame["parameters"].iloc[-1] < whole.count_params()
     chosen = surgery.without_blocks(whole, plans["plan_influence"])
     assert chosen.blocks == smaller.blocks and smaller.compiled
-    assert (folder / "report.html").stat().st_size > 50_000
+    # One epoch of 64 images.
+    assert AT_CHANCE in (folder / "report.html").read_text()
     assert (folder / "figures" / "pruning.png").exists()
 
 
@@ -66,6 +68,7 @@ def test_it_resumes(pruned, run, tmp_path):
     before = kept.stat().st_mtime_ns
     pd.testing.assert_frame_equal(pruning.run(run, again, settings), frame)
     assert kept.stat().st_mtime_ns == before
+    assert AT_CHANCE in (again / "report.html").read_text()
 
 
 def test_refusals(pruned, run, tmp_path):

@@ -34,6 +34,7 @@ from tfresidual.jobs.targets import (
 from tfresidual.machine.console import say
 from tfresidual.machine.files import replacing
 from tfresidual.machine.locks import locked
+from tfresidual.probes.guessing import chance_text
 from tfresidual.report import pruning_sections, write
 from tfresidual.report.pruning import outcome_text
 from tfresidual.report.study import images_text
@@ -144,17 +145,20 @@ def _run(path, folder, parts, has_pixels, console):
     criteria = [origin.by, *(by for by in CRITERIA if origin.compare and by != origin.by)]
     plans = {by: _plan(folder, model, by, origin, validation, test, console) for by in criteria}
     frame = plans[origin.by]
+    judge = Judge(chain, test)
     made, frame = _made(
-        folder, model, chain, frame, origin, settings, train, validation, test, console
+        folder, model, chain, frame, origin, settings, train, validation, judge, console
     )
     with replacing(folder / MODEL_FILE) as written:
         made.save(written)
     curves = pd.concat([one.assign(by=by) for by, one in plans.items()], ignore_index=True)
+    warning = chance_text(judge.values, "the test images")
     sections = pruning_sections(
         curves,
         frame,
         images_text({"validation": count_images(validation)}),
         images_text({"test": count_images(test)}),
+        warning,
     )
     figures = {"pruning": sections[0].figure}
     write_frames_and_figures(folder, {"pruned": frame}, figures, console=console)
@@ -165,7 +169,7 @@ def _run(path, folder, parts, has_pixels, console):
         summary=_summary(frame),
         settings=read_settings(folder) | {"settings": used(settings)},
     )
-    say(console, outcome_text(frame))
+    say(console, outcome_text(frame, warning))
     return frame
 
 
@@ -195,9 +199,8 @@ def _plan(folder, model, by, origin, validation, test, console):
     return frame
 
 
-def _made(folder, model, chain, frame, origin, settings, train, validation, test, console):
+def _made(folder, model, chain, frame, origin, settings, train, validation, judge, console):
     """Returns the smaller network and the frame of `tfresidual.surgery.prune`."""
-    judge = Judge(chain, test)
     say(console, f"making the network of {int(frame['blocks_left'].iloc[-1])} blocks")
     keras.utils.set_random_seed(settings.seed)
     made, frame = planned(model, frame, datasets.plain(train), judge, origin.statistics)

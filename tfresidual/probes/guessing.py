@@ -42,14 +42,27 @@ def warn_of_chance(values):
         values: the `RouteValues` by split, whose first route is the whole network.
     """
     for split, part in values.items():
-        error = float(weighted_mean(part.wrong[0], part.weights))
-        chance = chance_error("uniform", part)
-        if not is_below(error, chance, images_of(part.weights)):
-            of_split = "" if split is None else f" on {split}"
+        if text := chance_text(part, split):
             warnings.warn(
-                f"{AT_CHANCE}{of_split}, with an error of {error:.1%} where guessing has "
-                f"{chance:.1%}: what it loses without a block says nothing. If it was "
-                "better in training, its batch normalization has not settled, and "
-                "`tfresidual.surgery.update_statistics` measures it again.",
+                f"{text} If it was better in training, its batch normalization has not settled, "
+                "and `tfresidual.surgery.update_statistics` measures it again.",
                 stacklevel=4,
             )
+
+
+def chance_text(values, split=None):
+    """Returns a sentence on a network that is no better than guessing, `None` on all others.
+
+    Args:
+        values: the `RouteValues` of some images, whose first route is the whole network.
+        split: what the images are called, such as "the test images", or `None`.
+    """
+    error = float(weighted_mean(values.wrong[0], values.weights))
+    chance = chance_error("uniform", values)
+    if is_below(error, chance, images_of(values.weights)):
+        return None
+    on_split = "" if split is None else f" on {split}"
+    return (
+        f"{AT_CHANCE}{on_split}, with an error of {error:.1%} where guessing has {chance:.1%}: "
+        "what it loses without a block says nothing."
+    )

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def pruning_sections(
-    curves: Frame, frame: Frame, chosen_on: str | None = None, judged_on: str | None = None
+    curves: Frame,
+    frame: Frame,
+    chosen_on: str | None = None,
+    judged_on: str | None = None,
+    warning: str | None = None,
 ) -> list[Section]:
     """Returns the sections of a report on a pruned network.
 
@@ -26,6 +30,7 @@ def pruning_sections(
         frame: frame of `tfresidual.surgery.prune`.
         chosen_on: what the blocks were chosen on, such as "2,000 validation images", or `None`.
         judged_on: what the networks were judged on.
+        warning: what limits all that is said here, such as a network that guesses, or `None`.
     """
     images = ", and ".join(
         f"{where} {what}"
@@ -42,7 +47,7 @@ def pruning_sections(
             "measured again here. The dotted line is the whole network.",
             images=images or None,
             numbers=numbers_text(curves, "error"),
-            finding=_best(curves),
+            finding=" ".join(filter(None, (warning, _best(curves)))) or None,
         ),
         Section(
             "The smaller network",
@@ -82,8 +87,8 @@ def _shown(frame):
     return pd.DataFrame(table)
 
 
-def outcome_text(frame: Frame) -> str:
-    """Returns a sentence on what the last row of a frame of `prune` says."""
+def outcome_text(frame: Frame, warning: str | None = None) -> str:
+    """Returns a sentence on what the last row of a frame of `prune` says, after a warning."""
     first, last = frame.iloc[0], frame.iloc[-1]
     rise = in_points(last["error_rise"], STANDARD_ERRORS * last["error_rise_se"])
     gone = int(first["blocks_left"] - last["blocks_left"])
@@ -100,7 +105,7 @@ def outcome_text(frame: Frame) -> str:
             for name in timed
         )
         text += f"; it takes {shares} of the time"
-    return f"{text}."
+    return f"{warning} {text}." if warning else f"{text}."
 
 
 def _best(curves):

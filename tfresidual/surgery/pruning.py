@@ -200,11 +200,11 @@ class Judge:
 
     def __init__(self, chain, test, memory_limit=MEMORY_LIMIT):
         self.chain, self.test, self.memory_limit = chain, test, memory_limit
-        self.whole = self._values(chain).wrong[0]
+        self.values = self._values(chain)
 
     def added(self, frame, model, what):
         """Returns the frame of a plan with a row of what a network does now."""
-        numbers = outcome(self._values(chain_of(model)), self.whole)
+        numbers = outcome(self._values(chain_of(model)), self.values.wrong[0])
         last = frame.iloc[[-1]].assign(
             what=what, stage=0, block=0, blocks=0, value=np.nan, error_selection=np.nan, **numbers
         )
