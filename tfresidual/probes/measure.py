@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from tfresidual.definitions.arguments import ArgumentError, check_bool
+from tfresidual.machine.same_code import told_by
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.labels import check_prepared
@@ -40,7 +41,9 @@ def measure(
 ) -> Frame:
     """Measures values per image and block and puts them into a frame.
 
-    The function is compiled once per chain and shape of the images. Results are averaged over
+    The function is compiled once per chain and shape of the images, and again if another one is
+    given under its name, or one of other code, closures, or globals of its own module. What an
+    object says that it reads is read once, when it is compiled. Results are averaged over
     images, with the sample weights of the data, if it has some, in float64.
 
     Args:
@@ -75,7 +78,7 @@ def measure(
     check_bool("per_position", per_position)
     check_bool("progress", progress)
     check_blocks(chain)
-    check = None
+    check, told = None, told_by(function, chain)
     if with_labels and takes_any_labels(chain):
 
         def check(images, labels):
@@ -86,7 +89,9 @@ def measure(
     plain = functools.partial(function, plain=True) if with_plain else None
     frames = {}
     for split, part in splits_of(data).items():
-        values = run_over(chain, name, function, part, progress, None, check, with_labels, plain)
+        values = run_over(
+            chain, name, function, part, progress, None, check, with_labels, plain, told=told
+        )
         masks = masks_of(values)
         for mask in masks:
             check_any_counts(mask)

@@ -270,6 +270,7 @@ def run_over(
     with_labels=True,
     plain=None,
     with_losses=True,
+    told=(),
 ):
     """Applies a function of a chain to every batch and concatenates the values of the images.
 
@@ -289,6 +290,7 @@ def run_over(
         plain: a faster `function(images, labels)`, or `None`. It also returns a mask under
             `IN_RANGE`; from the first batch on in which an image is not, `function` is used.
         with_losses: whether a function that reads the labels computes the loss of each image.
+        told: what tells functions of one name apart, the other part of the key.
 
     Returns:
         A dict of arrays whose first axis is the image, with the weights under `WEIGHTS`.
@@ -313,11 +315,11 @@ def run_over(
                 check(images, labels)
             found = None
             if plain is not None:
-                found = _found(chain, f"{name}, plain", plain, images, labels)
+                found = _found(chain, (f"{name}, plain", told), plain, images, labels)
                 if not found.pop(IN_RANGE).numpy().all():
                     found, plain = None, None
             if found is None:
-                found = _found(chain, name, function, images, labels)
+                found = _found(chain, (name, told), function, images, labels)
             parts.append(found | {WEIGHTS: weights})
             advance(1)
     if not parts:
@@ -565,7 +567,7 @@ def _parts(batch):
 def _found(chain, name, function, images, labels):
     """Returns what a function that is compiled once says of a batch."""
     devices, signature = devices_of(chain), [spec_of(images), spec_of(labels)]
-    key = (name, *key_of(signature))
+    key = (*name, *key_of(signature))
     if key not in chain.compiled:
         chain.compiled[key] = devices.compiled(function, signature)
     found = chain.compiled[key](*map(devices.split, (images, labels)))
