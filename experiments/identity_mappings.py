@@ -443,6 +443,7 @@ def _(frames):
     "test error of the best other layout minus that of full pre-activation, in points; holds if "
     "over 0",
     "6.61 % against 6.37 % (110 layers), 5.91 % against 5.46 % (164)",
+    about=all_of(*LAYOUTS),
     is_learnt=False,
 )
 def _(frames):
