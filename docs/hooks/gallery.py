@@ -16,9 +16,12 @@ DOCS = pathlib.Path(__file__).parents[1]
 PAGE, PICTURES = DOCS / "gallery.md", DOCS / "images" / "gallery"
 HEAD = """# Gallery
 
-What every probe asks, what its figure looks like, the line that draws it, and what follows. What
-each number means, and what it cannot tell, is on [the page of metrics](concepts/metrics.md). The
-lines go with any network and images that `model.evaluate` takes:
+What the probes ask that lead to a decision, what the figure looks like, the line that
+draws it, and what follows. What each number means, and what it cannot tell, is on
+[the page of metrics](concepts/metrics.md); all probes are in [the reference](reference/probes.md).
+The lines go with most networks that predict classes, and the images that `model.evaluate` takes.
+`lipschitz` needs branches with a bound, which is why the network here has `lipschitz=0.95`, and the
+indices a network that is better than chance.
 
 ```python
 import numpy as np
@@ -46,6 +49,7 @@ a study does not measure are of the network above.
 # Where the frame is not that of the probe's own function.
 CODE = {
     "computational_distance": "probes.computational_distance(chain, test)",
+    "scaled_perturbation": "probes.block_metrics(chain, test), epsilon=0.1",
     "patching": 'probes.patching(chain, test, what="addition")',
     "route_errors": "**probes.convergence_frames(chain, test)[0]",
     "weight_deviations": "probes.weight_deviations(chain)",

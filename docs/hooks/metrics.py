@@ -21,10 +21,10 @@ def pages():
 
 def table():
     """Returns the rows of the table, and its head."""
-    rows = [("metric", "probe", "definition", "range", "low", "high", "paper"), ("---",) * 7]
+    rows = [("metric", "in", "definition", "range", "low", "high", "paper"), ("---",) * 7]
     for probe in PROBES.values():
         for name, column in probe.columns.items():
-            of = (f"`{name}`", f"`{probe.name}`", column.meaning, _range(column))
+            of = (f"`{name}`", f"`{column.of or probe.name}`", column.meaning, _range(column))
             rows.append((*of, column.low, column.high, column.paper))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

@@ -34,6 +34,7 @@ class Column:
         low: what a low value tells.
         high: what a high value tells.
         paper: the paper with its equation or figure.
+        of: what has it, if that is not the frame of the probe's function.
     """
 
     meaning: str
@@ -42,6 +43,7 @@ class Column:
     low: str = ""
     high: str = ""
     paper: str = ""
+    of: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,10 +26,11 @@ class UnsharedBatchNormalization(keras.layers.BatchNormalization):
     """Batch normalization with weights of its own for every application of a shared block.
 
     A block that is applied several times in a forward pass sees other activations each time. With
-    one batch normalization for all of them, states of a residual network explode as it is built,
-    and it trains worse. This layer has moving statistics, gamma and beta for each of the first
-    `applications` calls in a forward pass, or shares some of them. Calls beyond these use the
-    weights of the last one. It computes as `tfresidual.layers.BatchNormalization`.
+    one batch normalization for all of them, states of a residual network explode while its
+    averages are those of the start, and it trains worse. This layer has moving statistics, gamma
+    and beta for each of the first `applications` calls in a forward pass, or shares some of them.
+    Calls beyond these use the weights of the last one. It computes as
+    `tfresidual.layers.BatchNormalization`.
 
     Which application a call is must be known, or the call is an error:
 

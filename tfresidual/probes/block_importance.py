@@ -59,13 +59,17 @@ DECLARATION = Probe(
             "the gradient predicts",
             low="below 0, the gradient says that the block raises the loss",
             high="it says that the block is needed",
-            paper="II eq. 2 to 4",
+            paper="II 4.1",
         ),
     },
     figures=(
         Figure(
             name="block_importance",
-            decision=("The lowest first: the order in which `surgery.plan` takes blocks out."),
+            decision=(
+                "The block that is lowest by a criterion is the first that `surgery.plan(by=...)` "
+                "takes out. It then measures again, since blocks that cost nothing one by one may "
+                "cost much together."
+            ),
             column="influence",
             title="Which blocks could go?",
             question="How much the network needs each of its blocks, by several criteria.",

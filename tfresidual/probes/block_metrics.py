@@ -54,8 +54,8 @@ DECLARATION = Probe(
             "share of the images whose `cosine_loss` is below 0",
             at_least=0,
             at_most=1,
-            low="of most images, the block steps up the loss",
-            high="of most images, it steps down",
+            low="for most images, the block raises the loss, to first order",
+            high="for most images, it lowers it",
         ),
         "cosine_loss": Column(
             "cosine of `F` and `g`",
@@ -66,7 +66,7 @@ DECLARATION = Probe(
             paper="II 4.1, fig. 4",
         ),
         "readout_cosine_loss": Column(
-            ("the same with the gradient of the head applied directly to `h`; last stage only"),
+            "cosine of `F` and the gradient of the head applied directly to `h`; last stage only",
             at_least=-1,
             at_most=1,
             low="the block improves what could be read out already",
@@ -106,12 +106,14 @@ DECLARATION = Probe(
             low="an image moves little on its way through the stage",
             high="it moves far",
             paper="PI fig. 3",
+            of="computational_distance",
         ),
         "scaled_distance": Column(
             "sum of the scaled perturbations of a stage",
             at_least=0,
-            low="the same, each step relative to where it starts",
+            low="as `distance`, each step relative to where it starts",
             paper="PI fig. 6",
+            of="computational_distance",
         ),
         "mean_scaled_perturbation": Column(
             "`scaled_distance` over the number of blocks",
@@ -119,15 +121,17 @@ DECLARATION = Probe(
             low="the stopping rule asks for `epsilon` or less",
             high="more blocks are asked for",
             paper="PI fig. 7",
+            of="computational_distance",
         ),
         "depth_asked_for": Column(
-            "`scaled_distance` over `epsilon`, rounded up; `depth` in logs",
+            "`scaled_distance` over `epsilon`, rounded up; `depth` in the logs of `Perturbation`",
             at_least=0,
             high=(
                 "how many blocks the rule asks for, *if* the distance stays as it is in a "
                 "deeper network"
             ),
             paper="PI 2.3",
+            of="DepthSearch.trace",
         ),
     },
     published={
@@ -237,7 +241,8 @@ DECLARATION = Probe(
             column="scaled_perturbation",
             title="Scaled perturbation",
             question=(
-                "The same, divided by the norm of the state: the step relative to where it starts."
+                "The norm of what each block adds, divided by the norm of the state: the step "
+                "relative to where it starts."
             ),
             reading=(
                 "The dashed line is the mean that the stopping rule allows for a stage. The "
@@ -256,13 +261,15 @@ DECLARATION = Probe(
         ),
         Figure(
             name="computational_distance",
-            decision=("Divided by epsilon, it estimates how many blocks a stage needs."),
+            decision=(
+                "The scaled distance, divided by epsilon, estimates how many blocks a stage needs."
+            ),
             column="distance",
             title="Distance through each stage",
             question=(
-                "The steps of all blocks of a stage added up, absolute and scaled, and the "
-                "number of blocks at which the mean scaled step would fall to the dashed line "
-                "above."
+                "The steps of all blocks of a stage added up, absolute and scaled; in the table of "
+                "a report, also the number of blocks at which the mean scaled step would fall to "
+                "epsilon."
             ),
             reading=(
                 "A stage with fewer blocks than the depth asked for takes larger steps than "

@@ -49,7 +49,7 @@ DECLARATION = Probe(
             high="the block is needed",
         ),
         "cross_entropy_rise": Column(
-            "the same for the cross-entropy, in nats",
+            "cross-entropy without the block minus that of the network, in nats",
             low="the network is as sure of the labels without the block",
             high="the block is needed",
         ),

@@ -47,6 +47,7 @@ DECLARATION = Probe(
             low="0: equal blocks",
             high="about 0.8: blocks that have nothing in common",
             paper="IC app. C",
+            of="weight_deviations",
         ),
     },
     figures=(

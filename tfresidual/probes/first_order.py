@@ -91,7 +91,7 @@ DECLARATION = Probe(
             paper="II eq. 2",
         ),
         "rank_correlation": Column(
-            "correlation of the ranks of both over the images",
+            "correlation of the ranks of the product and the change over the images",
             at_least=-1,
             at_most=1,
             high="near 1: the product tells which images gain more",

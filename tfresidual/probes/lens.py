@@ -66,7 +66,7 @@ DECLARATION = Probe(
             low="0 where the prediction is made",
         ),
         "rank": Column(
-            "rank of the label in that prediction",
+            "rank of the label in the prediction of the head after the block",
             at_least=1,
             low="1: the label has the highest output",
         ),

@@ -38,14 +38,14 @@ DECLARATION = Probe(
         "estimate": Column(
             ("product of the spectral norms of the branch by power iteration, from below"),
             at_least=0,
-            low="under 1: the branch contracts",
+            low="no conclusion, see `certified`",
             high="no conclusion",
             paper="IC 4.2",
         ),
         "certified": Column(
-            "bound on that product from above",
+            "bound on the product of the spectral norms of the branch from above",
             at_least=0,
-            low="under 1: the branch contracts for certain",
+            low="under `divisor`: the branch, which is divided by it, contracts for certain",
             high="no conclusion",
             paper="IC 4.2",
         ),
@@ -68,11 +68,12 @@ DECLARATION = Probe(
         Figure(
             name="lipschitz_bounds",
             decision=(
-                "Under 1: the branch contracts, so that repeating it converges; `fixed_point` "
-                "shows how fast."
+                "Where the upper bound is under the divisor, the branch contracts. Repetition then "
+                "converges if what it adds is added to the input of the stage "
+                "(`anchor='input'`); `fixed_point` shows how fast."
             ),
             group=BOUNDS,
-            column="estimate",
+            column="certified",
             title="What bounds the blocks?",
             question=(
                 "Lower and upper bounds on the Lipschitz constant of every branch before it "

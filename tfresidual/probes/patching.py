@@ -96,8 +96,8 @@ DECLARATION = Probe(
     columns={
         "effect": Column(
             (
-                "change of a logit when the block adds what it adds for another input, as a "
-                "share of the difference between both runs"
+                "change of a logit when the state after the block, or what it adds, is that of "
+                "another input, as a share of the difference between both runs"
             ),
             low="0: no effect",
             high="1: the logit of the other input",

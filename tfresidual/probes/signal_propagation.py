@@ -56,7 +56,7 @@ DECLARATION = Probe(
             at_least=0,
             low="by orders of magnitude along the network: vanishing",
             high="exploding",
-            paper="IM eq. 5",
+            paper="IM eq. 4",
         ),
         "shortcut_share": Column(
             (
