@@ -41,10 +41,10 @@ def measure(
 ) -> Frame:
     """Measures values per image and block and puts them into a frame.
 
-    The function is compiled once per chain and shape of the images, and again if another one is
-    given under its name, or one of other code, closures, or globals of its own module. What an
-    object says that it reads is read once, when it is compiled. Results are averaged over
-    images, with the sample weights of the data, if it has some, in float64.
+    The function is compiled once per chain and shape of the images, and again if one of other code,
+    arguments, closures, or globals of its own module is given under its name. What it reads of
+    other objects is read once, when it is compiled. Results are averaged over images, with the
+    sample weights of the data, if it has some, in float64.
 
     Args:
         chain: a `tfresidual.routing.Chain`.

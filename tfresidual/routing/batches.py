@@ -564,10 +564,10 @@ def _parts(batch):
     return keras.utils.unpack_x_y_sample_weight(batch)
 
 
-def _found(chain, name, function, images, labels):
+def _found(chain, key, function, images, labels):
     """Returns what a function that is compiled once says of a batch."""
     devices, signature = devices_of(chain), [spec_of(images), spec_of(labels)]
-    key = (*name, *key_of(signature))
+    key = (*key, *key_of(signature))
     if key not in chain.compiled:
         chain.compiled[key] = devices.compiled(function, signature)
     found = chain.compiled[key](*map(devices.split, (images, labels)))
