@@ -18,6 +18,7 @@ from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.definitions.arguments import ArgumentError, check_int, formerly
 from tfresidual.definitions.declarations import PROBES
+from tfresidual.machine.settings import settings_of
 from tfresidual.probes.guessing import AT_CHANCE
 from tfresidual.probes.logs import block_logs, log_key, published_places
 from tfresidual.probes.measure import takes_any_labels
@@ -29,7 +30,6 @@ from tfresidual.routing.images import check_images, sliced
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.positions import has_positions, shape_of_outputs
 from tfresidual.sources.keras_models import OPENS_WITH_INPUTS
-from tfresidual.sources.settings import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

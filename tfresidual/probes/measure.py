@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from tfresidual.definitions.arguments import ArgumentError, check_bool
-from tfresidual.machine.same_code import told_by
+from tfresidual.machine.settings import read_by
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.labels import check_prepared
@@ -41,10 +41,11 @@ def measure(
 ) -> Frame:
     """Measures values per image and block and puts them into a frame.
 
-    The function is compiled once per chain and shape of the images, and again if one of other code,
-    arguments, closures, or globals of its own module is given under its name. What it reads of
-    other objects is read once, when it is compiled. Results are averaged over images, with the
-    sample weights of the data, if it has some, in float64.
+    The function is compiled once per chain and shape of the images, and again if one of other code
+    is given under its name, or if its arguments or values that it reads around it have changed.
+    What it reads of objects of Keras, TensorFlow and the like is read once, when it is compiled.
+    Results are averaged over images, with the sample weights of the data, if it has some, in
+    float64.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -78,7 +79,7 @@ def measure(
     check_bool("per_position", per_position)
     check_bool("progress", progress)
     check_blocks(chain)
-    check, told = None, told_by(function, chain)
+    check, told = None, read_by(function, left_out=chain)
     if with_labels and takes_any_labels(chain):
 
         def check(images, labels):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from tfresidual.machine.settings import NOTHING, settings_inside, settings_of
 from tfresidual.routing.losses import weights_of_losses
 from tfresidual.sources.graph import has_graph
-from tfresidual.sources.settings import NOTHING, settings_inside, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

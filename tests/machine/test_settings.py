@@ -1,9 +1,10 @@
 """Functions of one name on one chain: each is measured, and compiled once."""
 
-import collections
 import functools
+import queue
 import sys
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from reference.plane import at, plane_chain
@@ -11,7 +12,8 @@ from reference.plane import at, plane_chain
 from tfresidual import probes
 
 THIS = sys.modules[__name__]
-SCALE, SETTINGS, TRACED = 1.0, {"scale": 1.0}, collections.deque()
+SCALE, SETTINGS, TRACED = 1.0, {"scale": 1.0}, queue.SimpleQueue()
+ONE, TWO = [1.0], [2.0]
 
 
 def helper():
@@ -20,12 +22,20 @@ def helper():
 
 def values_of(value):
     """Returns what the function of a probe returns whose one value is this."""
-    TRACED.append(value)
+    TRACED.put(value)
     return {"value": tf.fill([1, 1], float(value))}
 
 
 def enclosing(scale):
     return lambda images, labels: values_of(scale)
+
+
+def enclosing_function(function):
+    return lambda images, labels: function(images, labels)
+
+
+def of_first(values, images, labels):
+    return values_of(np.asarray(values)[0])
 
 
 def with_default(scale):
@@ -43,6 +53,11 @@ class Scaled:
         return values_of(self.scale)
 
 
+def attribute_of(scaled, scale):
+    scaled.scale = scale
+    return scaled.values
+
+
 def reading(scale, global_name, value):
     def values(images, labels):
         return values_of(helper() * SETTINGS["scale"])
@@ -57,13 +72,26 @@ KINDS = {
     "a default": with_default,
     "a partial": lambda scale: functools.partial(lambda s, x, y: values_of(s), scale),
     "a keyword of it": lambda scale: functools.partial(lambda x, y, s: values_of(s), s=scale),
+    "a tensor": lambda scale: functools.partial(of_first, tf.constant([scale])),
+    "an array": lambda scale: functools.partial(of_first, np.array([scale])),
+    "a dtype": lambda scale: functools.partial(
+        lambda of, x, y: values_of(1 if of.dtype == "int8" else 2), np.ones(1, f"int{scale * 8:g}")
+    ),
+    "which of two": lambda scale: functools.partial(
+        lambda lists, x, y: values_of(lists[2][0]), [ONE, TWO, {1: ONE, 2: TWO}[scale]]
+    ),
+    "a list or a tuple": lambda scale: functools.partial(
+        lambda of, x, y: values_of(1 if isinstance(of, list) else 2), {1: list, 2: tuple}[scale]()
+    ),
+    "a closure of a closure": lambda scale: enclosing_function(enclosing(scale)),
+    "an attribute": lambda scale: attribute_of(SCALED["any"], scale),
     "in a list": lambda scale: functools.partial(lambda s, x, y: values_of(s[0]), [scale]),
     "a method": lambda scale: SCALED[scale].values,
     "a global": lambda scale: reading(scale, "SCALE", scale),
     "a dict": lambda scale: reading(scale, "SETTINGS", {"scale": scale}),
     "a function that it calls": lambda scale: reading(scale, "helper", eval(f"lambda: {scale}")),
 }
-SCALED = {1.0: Scaled(1.0), 2.0: Scaled(2.0)}
+SCALED = {1.0: Scaled(1.0), 2.0: Scaled(2.0), "any": Scaled(0.0)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,8 +99,7 @@ def test_what_is_kept_is_what_is_asked_for(kind, monkeypatch):
     for name in ("SCALE", "SETTINGS", "helper"):
         monkeypatch.setattr(THIS, name, getattr(THIS, name))
     chain = plane_chain(lambda h: h / 2)
-    TRACED.clear()
     for scale in (1.0, 2.0, 1.0):
         frame = probes.measure(chain, "same", KINDS[kind](scale), at(1, 2), with_labels=False)
         assert frame["value"].tolist() == [scale]
-    assert list(TRACED) == [1.0, 2.0]
+    assert [TRACED.get() for _ in range(TRACED.qsize())] == [1.0, 2.0]

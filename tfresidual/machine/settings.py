@@ -1,9 +1,10 @@
-"""What the methods of layers, of models and of losses may read beside weights."""
+"""What functions, and methods of layers, of models and of losses, may read beside weights."""
 
 from __future__ import annotations
 
 import collections
 import functools
+import hashlib
 import inspect
 import random
 import sys
@@ -60,6 +61,23 @@ def settings_inside(name: str, value: Any) -> dict[str, Any]:
     return dict(_Walk().values(name, value))
 
 
+def read_by(function: Any, left_out: Any = None) -> tuple[Any, ...]:
+    """Returns what tells a function from others: its code, and all that it may read.
+
+    Functions that are defined twice by the same code are told to be the same. Objects that cannot
+    be looked into, and variables, are told to be the same if they are, or are equal.
+
+    Args:
+        function: a function, method, `functools.partial` or other callable.
+        left_out: an object that is the same for all functions that are compared.
+
+    Returns:
+        A tuple that can be the key of a dict. It keeps what is read alive, so that nothing else can
+        be taken for it.
+    """
+    return tuple(_Walk(is_key=True, left_out=left_out).values("", function))
+
+
 @functools.cache
 def _usual(is_model):
     """Returns the names of the attributes that Keras gives to every layer, or to every model."""
@@ -72,36 +90,60 @@ def _usual(is_model):
 
 
 class _Walk:
-    """Looks into one attribute, and into nothing twice."""
+    """Looks into one attribute or function, and into nothing twice.
 
-    def __init__(self) -> None:
-        self.seen: dict[int, Any] = {}
+    With `is_key`, what it finds is kept alive, and functions are told apart by what they do.
+    """
+
+    def __init__(self, is_key: bool = False, left_out: Any = None) -> None:
+        self.is_key, self.left_out = is_key, left_out
+        self.seen: dict[int, tuple[Any, str]] = {}
 
     def values(self, path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
         """Yields pairs of a path and what is found there, in a form that can be compared."""
         if isinstance(value, PLAIN):
             yield path, (type(value), repr(value))
             return
+        kind = type(value)
         if isinstance(value, tf.Tensor):
-            if not hasattr(value, "numpy") or value.dtype in (tf.resource, tf.variant):
+            if hasattr(value, "numpy") and value.dtype not in (tf.resource, tf.variant):
+                value = value.numpy()
+            elif not self.is_key:
                 return
-            value = value.numpy()
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
-            yield path, (value.shape, value.dtype.str, value.tobytes())
+            digest = hashlib.sha256(value.tobytes()).digest()
+            yield path, (kind, value.shape, value.dtype.str, digest)
             return
-        if isinstance(value, PASSING):
+        if value is self.left_out or (isinstance(value, PASSING) and not self.is_key):
             return
-        is_known = id(value) in self.seen or len(self.seen) > MOST or depth > DEPTH
+        if id(value) in self.seen:
+            yield path, self.seen[id(value)][1]
+            return
         # Kept, so that no other object gets its id.
-        self.seen[id(value)] = value
-        yield path, _identity(value)
-        if not is_known:
+        self.seen[id(value)] = value, path
+        is_too_much = len(self.seen) > MOST or depth > DEPTH
+        yield path, self.identity(value, is_too_much)
+        if not is_too_much:
             for inner, one in self.parts(value):
                 yield from self.values(f"{path}{inner}", one, depth + 1)
             if inspect.isfunction(value):
                 yield from self.of_function(path, value, depth)
             elif not isinstance(value, type) and _is_looked_into(value):
                 yield from self.of_class(path, type(value), depth)
+
+    def identity(self, value: Any, is_too_much: bool) -> Any:
+        """Returns what tells an object from another one."""
+        if self.is_key and is_too_much:
+            return _Same(value)
+        if isinstance(value, types.MethodType):
+            return types.MethodType
+        if isinstance(value, _CONTAINERS):
+            return type(value)
+        code = getattr(value, "__code__", None)
+        if self.is_key:
+            return _Same(value) if code is None else code
+        # A function that was made in the place of another one may have its id.
+        return id(value), type(value).__qualname__, code
 
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yields pairs of what is added to the path, and a part of a value."""
@@ -142,14 +184,15 @@ class _Walk:
 
     def of_function(self, path: str, function: Any, depth: int) -> Iterator[tuple[str, Any]]:
         """Yields what a function reads around it."""
-        if _is_of_library(function.__module__) or depth > DEPTH:
+        is_of_library = _is_of_library(function.__module__)
+        if depth > DEPTH or (is_of_library and not self.is_key):
             return
         code = function.__code__
         around = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         read = {name: value for name, cell in around.items() for value in _content(cell)}
         # The class itself, in methods that call `super()`.
         read.pop("__class__", None)
-        for name in _names_in(code):
+        for name in () if is_of_library else _names_in(code):
             if name in function.__globals__:
                 read.setdefault(name, function.__globals__[name])
         read |= {"defaults": function.__defaults__, "kwdefaults": function.__kwdefaults__}
@@ -208,16 +251,6 @@ def _read_of_class(kind):
     return found
 
 
-def _identity(value):
-    """Returns what tells an object from another one, without keeping it alive."""
-    if isinstance(value, types.MethodType):
-        return types.MethodType
-    if isinstance(value, _CONTAINERS):
-        return type(value)
-    # A function that was made in the place of another one may have its id.
-    return id(value), type(value).__qualname__, getattr(value, "__code__", None)
-
-
 def _is_looked_into(value):
     if isinstance(value, keras.losses.Loss):
         return True
@@ -240,3 +273,24 @@ _LIBRARIES = {
     *("keras", "tensorflow", "tfresidual", "numpy", "tf_keras", "jax", "torch"),
     *(sys.stdlib_module_names - {"__main__"}),
 }
+
+
+class _Same:
+    """Any object as a key, equal to that of the same object, or of an equal one of its class."""
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.kind = value, type(value)
+        try:
+            self.hash = hash(value)
+        except TypeError:
+            self.hash = None
+
+    def __hash__(self) -> int:
+        return id(self.value) if self.hash is None else self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same) or self.kind is not other.kind:
+            return False
+        return self.value is other.value or (
+            self.hash is not None and self.hash == other.hash and self.value == other.value
+        )
