@@ -1,5 +1,6 @@
 """Which blocks go, what that costs, and what is done about it; on real networks and images."""
 
+import contextlib
 import functools
 import itertools
 import warnings
@@ -222,6 +223,35 @@ def test_images_on_which_the_network_guesses_are_named():
         assert [name in text for name, text in zip(named, texts, strict=True)] == [True] * len(
             named
         )
+
+
+def read_as(kind):
+    """Images of which each reading has all in another order, or other ones, or changed ones."""
+    images = tf.data.Dataset.from_tensor_slices(digits(64, 3))
+    generator = tf.random.Generator.from_seed(0)
+    noisy = images.map(lambda image, label: (image + generator.normal(image.shape), label))
+    shuffled = images.shuffle(64, seed=0)
+    kinds = {"shuffled": shuffled, "cut": shuffled.take(32), "augmented": noisy, "fixed": images}
+    return kinds[kind].batch(32)
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize(
+    ("name", "kind", "is_refused"),
+    [
+        *(("data", "shuffled", False), ("data", "cut", True), ("data", "augmented", True)),
+        *(("selection", "cut", True), ("test", "shuffled", True), ("test", "augmented", True)),
+        ("halves", "shuffled", True),
+    ],
+)
+def test_images_are_the_same_whenever_they_are_read(name, kind, is_refused):
+    given = {"data": "fixed", "test": "fixed"} | {name: kind}
+    if name == "halves":
+        given = {"data": kind}
+    given = {argument: read_as(one) for argument, one in given.items()}
+    named = "data" if name == "halves" else name
+    with refused(named) if is_refused else contextlib.nullcontext():
+        surgery.prune(trained(), **given, blocks=2, batch_sizes=())
 
 
 @pytest.mark.parametrize("distil", [0.0, pytest.param(0.5, marks=pytest.mark.nightly)])

@@ -208,6 +208,11 @@ def _compiled(chain, images):
     return chain.compared[key]
 
 
+def allowed_for(chain):
+    """Returns the largest share that rounding may change in what a chain has computed so far."""
+    return max([ALLOWED_OTHERWISE, *(allowed for _, allowed in chain.compared.values())])
+
+
 def allowed_difference(dtypes):
     """Returns the largest share that rounding may change in a computation in these dtypes."""
     return max([ALLOWED_OTHERWISE, *(ALLOWED.get(dtype, 0) for dtype in dtypes)])

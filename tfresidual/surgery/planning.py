@@ -26,6 +26,7 @@ from tfresidual.probes.block_importance import CRITERIA, block_importance
 from tfresidual.probes.guessing import chance_error, images_of, warn_of_chance
 from tfresidual.probes.measure import rise_over, weighted_mean
 from tfresidual.routing import evaluate, routes
+from tfresidual.routing.agreement import allowed_for
 from tfresidual.routing.batches import batches_of, no_images
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit, check_scored
 from tfresidual.surgery.costs import Costs, name_of
@@ -79,7 +80,8 @@ def plan(
 
     Args:
         model: a `keras.Model` as `without_blocks` takes it, compiled with a loss.
-        data: images and labels to choose on, see `tfresidual.definitions.types.Images`.
+        data: images and labels to choose on, see `tfresidual.definitions.types.Images`. It is read
+            again in every step, and must hold the same images each time.
         blocks: int, how many blocks go, or layers that hold them. Give this, `speed` or
             `most_error`.
         speed: float over 1, how many times as fast the network is to be, by the measured time at
@@ -275,7 +277,8 @@ class _Planner:
         if batch is None:
             raise no_images(data)
         self.costs, self.refusal = Costs(model, batch[0], batch_sizes), None
-        self.whole = self._evaluated([self.without([])])
+        self.whole = None
+        self.whole = self._evaluated([])
 
     def without(self, units):
         """Returns the route without some units."""
@@ -312,10 +315,15 @@ class _Planner:
     def _losses(self, asked):
         """Returns the cross-entropies of routes on the images that are chosen on."""
         found = self._evaluated(asked)
-        return weighted_mean(found.cross_entropy.T, found.weights)
+        return weighted_mean(found.cross_entropy[1:].T, found.weights)
 
     def _evaluated(self, asked):
-        return evaluate(self.chain, self.data, asked, memory_limit=self.memory_limit)
+        """Returns the values of routes on the images that are chosen on, read once more."""
+        asked = [self.without([]), *asked]
+        found = evaluate(self.chain, self.data, asked, memory_limit=self.memory_limit)
+        if self.whole is not None:
+            check_read_again("data", self.chain, self.whole, found)
+        return found
 
     def _values(self, gone, left):
         """Returns the values of the criterion of units in the network without those that went."""
@@ -407,7 +415,7 @@ class _Planner:
         return {
             **dict(zip(PLAN_COLUMNS, (step, *unit[0], blocks), strict=True)),
             "value": value,
-            "error_selection": float(weighted_mean(found.wrong[0], found.weights)),
+            "error_selection": float(weighted_mean(found.wrong[-1], found.weights)),
         }
 
     def judged(self, rows, test):
@@ -421,6 +429,37 @@ class _Planner:
         frame = pd.DataFrame(rows).assign(blocks_left=left, **columns)
         first = [*PLAN_COLUMNS, "value", "blocks_left", *columns, "error_selection"]
         return frame[[*first, *frame.columns.drop(first)]]
+
+
+def check_read_again(name, chain, before, now, in_order=False):
+    """Raises a `ValueError` if data held other images when it was read again.
+
+    Images are told by their labels, and by the cross-entropies of a network that has not changed.
+
+    Args:
+        name: the argument that the data was.
+        chain: that of the network.
+        before: `RouteValues` of routes of which the first one is unperturbed.
+        now: the same from another time.
+        in_order: whether their order has to be the same, too.
+    """
+    pairs = []
+    for found in (before, now):
+        pair = found.labels.ravel(), found.cross_entropy[0]
+        pairs.append(pair if in_order else tuple(map(np.sort, pair)))
+    labels, losses = zip(*pairs, strict=True)
+    share = allowed_for(chain)
+    usual = np.nan_to_num(np.median(losses[0]), posinf=0.0)
+    options = {"rtol": share, "atol": share * usual, "equal_nan": True}
+    if not np.array_equal(*labels) or not np.allclose(*losses, **options):
+        raise ArgumentError(
+            name,
+            "hold the same images whenever it is read: networks are compared on them. Data that is "
+            "shuffled and then cut, or augmented, does not; `tfresidual.datasets.plain(train)` "
+            "gives its images as they are",
+            said="other images when it was read again"
+            + (", or another order of them" if in_order else ""),
+        )
 
 
 def outcome(found, whole):

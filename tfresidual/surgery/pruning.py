@@ -17,7 +17,7 @@ from tfresidual.routing import evaluate, routes
 from tfresidual.routing.batches import batches_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.surgery.models import chain_of, without_blocks
-from tfresidual.surgery.planning import halves, outcome, plan
+from tfresidual.surgery.planning import check_read_again, halves, outcome, plan
 from tfresidual.surgery.statistics import UPDATES, normalizations_of, update_statistics
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def prune(
         stages: see `plan`.
         test: images and labels to judge on; by default, every second image of `data`, which is then
             used for nothing else.
-        selection: images and labels to choose blocks on, if not all of `data`: a few thousand will
-            do, without augmentation.
+        selection: images and labels to choose blocks on, the same ones whenever it is read, if not
+            all of `data`: a few thousand will do, without augmentation.
         statistics: whether the statistics of batch normalization are measured again, on 60 batches
             of `data`, if there is some; also after the training, which may be too short for moving
             averages.
@@ -116,20 +116,25 @@ def prune(
     optimizer = _checked_training(model, epochs, optimizer, distil, callbacks)
     if test is None:
         data, test = halves(data)
-    frame = plan(
-        model,
-        data if selection is None else selection,
-        blocks=blocks,
-        speed=speed,
-        most_error=most_error,
-        by=by,
-        exact=exact,
-        stages=stages,
-        test=test,
-        batch_sizes=batch_sizes,
-        memory_limit=memory_limit,
-        progress=progress,
-    )
+    try:
+        frame = plan(
+            model,
+            data if selection is None else selection,
+            blocks=blocks,
+            speed=speed,
+            most_error=most_error,
+            by=by,
+            exact=exact,
+            stages=stages,
+            test=test,
+            batch_sizes=batch_sizes,
+            memory_limit=memory_limit,
+            progress=progress,
+        )
+    except ArgumentError as error:
+        if selection is None or error.names != ("data",):
+            raise
+        raise ArgumentError("selection", error.must, said=error.received) from error
     judge = Judge(chain, test, memory_limit)
     made, frame = planned(model, frame, data, judge, statistics)
     if epochs:
@@ -204,6 +209,8 @@ class Judge:
 
     def added(self, frame, model, what):
         """Returns the frame of a plan with a row of what a network does now."""
+        again = self._values(self.chain)
+        check_read_again("test", self.chain, self.values, again, in_order=True)
         numbers = outcome(self._values(chain_of(model)), self.values.wrong[0])
         last = frame.iloc[[-1]].assign(
             what=what, stage=0, block=0, blocks=0, value=np.nan, error_selection=np.nan, **numbers
