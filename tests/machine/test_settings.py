@@ -1,15 +1,17 @@
-"""Functions of one name on one chain: each is measured, and compiled once."""
+"""What functions and layers read: functions of one name are each measured, and compiled once."""
 
 import functools
 import queue
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from reference.plane import at, plane_chain
 
 from tfresidual import probes
+from tfresidual.machine.settings import settings_of
 
 THIS = sys.modules[__name__]
 SCALE, SETTINGS, TRACED = 1.0, {"scale": 1.0}, queue.SimpleQueue()
@@ -103,3 +105,21 @@ def test_what_is_kept_is_what_is_asked_for(kind, monkeypatch):
         frame = probes.measure(chain, "same", KINDS[kind](scale), at(1, 2), with_labels=False)
         assert frame["value"].tolist() == [scale]
     assert [TRACED.get() for _ in range(TRACED.qsize())] == [1.0, 2.0]
+
+
+class Layered(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.helper = keras.layers.Dense(2)
+
+    def call(self, state):
+        return SCALE * self.helper(state)
+
+
+def test_an_attribute_is_not_the_global_of_its_name(monkeypatch):
+    layer = Layered()
+    before = settings_of([layer])
+    monkeypatch.setattr(THIS, "helper", lambda: 2.0)
+    assert settings_of([layer]) == before
+    monkeypatch.setattr(THIS, "SCALE", 2.0)
+    assert settings_of([layer]) != before

@@ -163,11 +163,13 @@ def test_statistics_are_those_of_the_images():
     for weight, value in zip(norms[1].weights, before, strict=True):
         np.testing.assert_array_equal(weight, value)
     kept = [variable.numpy() for variable in moving]
-    for batches in ([], images):
+    labels = np.zeros(len(images))
+    with_labels = tf.data.Dataset.from_tensors((images, labels))
+    for batches in ([], images, {"images": images}, (images, labels), with_labels):
         with refused("batches"):
             surgery.update_statistics(model, batches)
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
-        surgery.update_statistics(model, [images, images[..., :2]])
+        surgery.update_statistics(model, iter([images, images[..., :2]]))
     for variable, value in zip(moving, kept, strict=True):
         np.testing.assert_array_equal(variable, value)
 

@@ -176,7 +176,7 @@ COLUMNS = [
     *("trial", "status", "stage", "blocks", "measured_blocks", *STAGE_METRICS),
     *("scaled_distance_deviation", "depth_asked_for", "meets_rule", "found", "error", "seconds"),
     *("val_accuracy", "val_loss", "chance_error", "error_se", "moved"),
-    *(f"mean_scaled_perturbation_{name}" for name in ("as_built", "change_error")),
+    *(f"mean_scaled_perturbation_{name}" for name in ("as_built", "settled", "change_error")),
 ]
 # What a search ends with that has found a depth: the labels are noise.
 FOUND = "no better than chance"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dis
 import functools
 import hashlib
 import inspect
@@ -33,6 +34,8 @@ PASSING = (
 )
 # How deep, and into how many things, an attribute is looked into.
 DEPTH, MOST = 8, 1000
+# The instructions that read a global; in the body of a class it is the second one.
+GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME")
 # The methods that compute at inference.
 CALLS = ("call", "__call__")
 
@@ -192,7 +195,7 @@ class _Walk:
         read = {name: value for name, cell in around.items() for value in _content(cell)}
         # The class itself, in methods that call `super()`.
         read.pop("__class__", None)
-        for name in () if is_of_library else _names_in(code):
+        for name in () if is_of_library else _globals_in(code):
             if name in function.__globals__:
                 read.setdefault(name, function.__globals__[name])
         read |= {"defaults": function.__defaults__, "kwdefaults": function.__kwdefaults__}
@@ -225,9 +228,23 @@ def _content(cell):
 
 @functools.cache
 def _names_in(code):
-    """Returns the names that code reads, and the functions defined in it, as a frozen set."""
-    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
-    return frozenset(code.co_names).union(*map(_names_in, inner))
+    """Returns the names that code reads, and the functions defined in it, as a frozen set.
+
+    Those of attributes are among them.
+    """
+    return frozenset(code.co_names).union(*map(_names_in, _inside(code)))
+
+
+@functools.cache
+def _globals_in(code):
+    """Returns the global names that code reads, and the functions defined in it."""
+    own = (one.argval for one in dis.get_instructions(code) if one.opname in GLOBAL_READS)
+    return frozenset(own).union(*map(_globals_in, _inside(code)))
+
+
+def _inside(code):
+    """Returns the code of the functions that are defined in code."""
+    return [one for one in code.co_consts if isinstance(one, types.CodeType)]
 
 
 def _read_of_class(kind):

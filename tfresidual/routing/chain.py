@@ -345,7 +345,8 @@ class Chain:
             line += ", entered by a transition" if stage.transition is not None else ""
             lines += [line, *map("    {}".format, _overview(stage))]
         lines += [f"  note: {note}" for note in self.notes]
-        if self.made_of is not None and not self.made_of.is_compiled:
+        is_told = any("`compile`" in note for note in self.notes)
+        if self.made_of is not None and not self.made_of.is_compiled and not is_told:
             lines.append("  note: not compiled; probes take the cross-entropy of its outputs")
         return "\n".join(lines)
 

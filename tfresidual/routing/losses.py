@@ -75,7 +75,7 @@ def loss_of(model, kind=None):
     if weight is not None and weight != 1:
         losses = _weighted(losses, float(weight))
     notes = note_of_loss(model)
-    return _noted(losses, *notes) if notes else losses
+    return noted(losses, *notes) if notes else losses
 
 
 def note_of_loss(model):
@@ -109,18 +109,18 @@ def _weighted(losses, weight):
     return weighted
 
 
-def _noted(losses, note):
+def noted(losses, note):
     """Returns a loss that warns when it is computed, or traced, for the first time."""
     is_said = []
 
     @functools.wraps(losses)
-    def noted(labels, outputs):
+    def told(labels, outputs):
         if not is_said:
             is_said.append(True)
             warnings.warn(note, stacklevel=2)
         return losses(labels, outputs)
 
-    return noted
+    return told
 
 
 def _loss_of(model, kind):

@@ -16,11 +16,11 @@ from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing.chain import Block, Chain, Stage, checked_chain
 from tfresidual.routing.devices import checked_strategy, known_strategy
-from tfresidual.routing.losses import loss_of, note_of_loss
+from tfresidual.routing.losses import loss_of, note_of_loss, noted
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.functional import preparation, unit_parts
 from tfresidual.sources.graph import has_graph, reference_of
-from tfresidual.sources.keras_file import model_in
+from tfresidual.sources.keras_file import NOT_COMPILED, model_in
 from tfresidual.sources.keras_models import chain_of_model
 from tfresidual.sources.one_output import arrangement_of
 from tfresidual.sources.origin import Origin
@@ -143,7 +143,10 @@ def _chain_of(source, options):
         if not path.is_dir():
             model, notes = model_in(path)
             found = _chain_of(model, options)
-            return dataclasses.replace(found, notes=(*found.notes, *notes))
+            loss = found.loss
+            if NOT_COMPILED in notes:
+                loss = noted(loss, f"{path.name}: {NOT_COMPILED}.")
+            return dataclasses.replace(found, loss=loss, notes=(*found.notes, *notes))
     # A subclass may compute something else than its units.
     is_network = isinstance(source, ResidualNetwork) and has_graph(source)
     is_found = isinstance(source, keras.Model) and not is_network

@@ -18,7 +18,8 @@ from tfresidual.sources.saved_model.format import UNREADABLE
 DAMAGED = (*UNREADABLE, RuntimeError, zipfile.BadZipFile)
 # The note on settings that Keras does not restore, such as those of a `compile` of the user's own.
 NOT_COMPILED = (
-    "the settings of `compile` cannot be loaded: the usual loss for its outputs is used instead"
+    "the settings of `compile` cannot be loaded: the usual loss for its outputs is used instead. "
+    "Load the model, compile it with its own loss, and pass it"
 )
 # Arguments without a part in the loss of an image.
 _OF_ALL_IMAGES = ("self", "name", "reduction", "dtype", "fn")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import keras
@@ -48,15 +49,11 @@ def update_statistics(model: keras.Model, batches: Iterable[Any]) -> int:
         The number of normalizations that were updated. If it is 0, no batch was read.
 
     Raises:
-        ValueError: if `batches` is a single array, or there is no batch in it.
+        ValueError: if `batches` is a single array, a dict, or has labels, or there is no batch in
+            it.
     """
     layers = normalizations_of(model)
-    if hasattr(batches, "shape"):
-        raise ArgumentError(
-            "batches",
-            "be an iterable of batches of inputs, such as `[images]`",
-            said=f"an array of shape {tuple(batches.shape)}",
-        )
+    _check_batches(model, batches)
     if not layers:
         return 0
     momenta = [layer.momentum for layer in layers]
@@ -84,6 +81,28 @@ def update_statistics(model: keras.Model, batches: Iterable[Any]) -> int:
             if not is_done:
                 _finish(layer, 0, before)
     return len(layers)
+
+
+def _check_batches(model, batches):
+    """Raises a `ValueError` for single arrays, dicts of inputs, and images with labels."""
+    said = None
+    if hasattr(batches, "shape"):
+        said = f"an array of shape {tuple(batches.shape)}"
+    elif isinstance(batches, Mapping):
+        said = f"a dict of {', '.join(map(repr, batches))}"
+    elif isinstance(batches, (list, tuple)):
+        shapes = {tuple(one.shape)[1:] for one in batches if hasattr(one, "shape")}
+        said = f"arrays of shapes {sorted(shapes)} per image" if len(shapes) > 1 else None
+    elif isinstance(batches, tf.data.Dataset) and isinstance(batches.element_spec, tuple):
+        takes_one = len(getattr(model, "inputs", None) or [None]) == 1
+        said = "a dataset with labels" if takes_one else None
+    if said is not None:
+        raise ArgumentError(
+            "batches",
+            "be an iterable of batches of inputs without labels, such as `[images]`, or `(images "
+            "for images, _ in data)`",
+            said=said,
+        )
 
 
 def _moving(layer):

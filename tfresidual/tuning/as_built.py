@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from tfresidual.routing.chain import Chain
 
 MEAN = "mean_scaled_perturbation"
-# What a stage measures as built, and the standard error of its change by training.
-AS_BUILT, CHANGE_ERROR = f"{MEAN}_as_built", f"{MEAN}_change_error"
+# What a stage measures as built, what it measures after training with moving statistics of the same
+# images, and the standard error of that change.
+AS_BUILT, SETTLED, CHANGE_ERROR = (
+    f"{MEAN}_{name}" for name in ("as_built", "settled", "change_error")
+)
 # The moving statistics of a normalization, by their names.
 STATISTICS = ("moving_mean", "moving_variance")
 # The share of the statistics of a batch in moving statistics that are followed over one batch: so
@@ -142,6 +145,9 @@ def compared_with_built(
 ) -> dict[int, dict[str, float]]:
     """Compares the mean scaled perturbations of a trained network with those of the same as built.
 
+    Both have the moving statistics of the images: those that a short training leaves are still on
+    their way, which would be taken for a change by the training.
+
     Args:
         network: the trained network, which is left as it is.
         chain: its chain.
@@ -149,24 +155,32 @@ def compared_with_built(
         data: the images, which can be read several times.
 
     Returns:
-        A dict by stage of dicts of `AS_BUILT`, the mean as built, and `CHANGE_ERROR`, the standard
-        error over the images of the change; without stages that have no such finite numbers.
+        A dict by stage of dicts of `AS_BUILT` and `SETTLED`, the means as built and trained, and
+        `CHANGE_ERROR`, the standard error over the images of the change; without stages that have
+        no such finite numbers.
     """
-    trained = _means_of_images(chain, data)
     with restored(network.variables):
+        set_statistics(network, data, chain)
+        settled, of_trained = _means_by_stage(chain, data)
         for weight, value in zip(network.weights, built, strict=True):
             weight.assign(value)
         set_statistics(network, data, chain)
-        frame = probes.computational_distance(chain, data)
-        of_built = _means_of_images(chain, data)
+        as_built, of_built = _means_by_stage(chain, data)
     found = {}
-    for row in frame[frame["stage"] != ALL_STAGES].to_dict("records"):
-        stage = int(row["stage"])
-        changes = (trained[stage] - of_built[stage]).dropna()
-        numbers = {AS_BUILT: float(row[MEAN]), CHANGE_ERROR: standard_error(changes)}
+    for stage, mean in as_built.items():
+        changes = (of_trained[stage] - of_built[stage]).dropna()
+        numbers = {AS_BUILT: mean, SETTLED: settled[stage], CHANGE_ERROR: standard_error(changes)}
         if all(map(math.isfinite, numbers.values())):
             found[stage] = numbers
     return found
+
+
+def _means_by_stage(chain, data):
+    """Returns the mean scaled perturbations by stage, of all images and of single ones, as dicts."""
+    frame = probes.computational_distance(chain, data)
+    frame = frame[frame["stage"] != ALL_STAGES]
+    means = dict(zip(frame["stage"].map(int), frame[MEAN].map(float), strict=True))
+    return means, _means_of_images(chain, data)
 
 
 def _means_of_images(chain, data):

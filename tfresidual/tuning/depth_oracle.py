@@ -24,7 +24,7 @@ from tfresidual.definitions.settings import EPSILON
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
-from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, MEAN, is_moved
+from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, MEAN, SETTLED, is_moved
 from tfresidual.tuning.chance import CHANCE_ERROR, ERROR_SE
 from tfresidual.tuning.keras_tuner_internals import PlacedOracle
 from tfresidual.tuning.proposals import Measurement, plan
@@ -322,7 +322,10 @@ class DepthOracle(PlacedOracle):
         With it comes whether training has moved it by more than two standard errors. `None` if it
         was not measured.
         """
-        names = [log_key(name, stage) for name in (AS_BUILT, CHANGE_ERROR, MEAN)]
+        # Earlier versions compared the network with the moving statistics that training left.
+        has_settled = trial.metrics.exists(log_key(SETTLED, stage))
+        now = SETTLED if has_settled else MEAN
+        names = [log_key(name, stage) for name in (AS_BUILT, CHANGE_ERROR, now)]
         if not all(map(trial.metrics.exists, names)):
             return None
         before, error, after = (metric(trial, name) for name in names)

@@ -38,6 +38,7 @@ from tfresidual.tuning import fingerprint
 from tfresidual.tuning.as_built import (
     AS_BUILT,
     CHANGE_ERROR,
+    SETTLED,
     MEAN,
     compared_with_built,
     standard_error,
@@ -304,8 +305,10 @@ class DepthSearch(BuildingTuner):
           `"error"`, `"chance_error"`, that of always giving the most common label, and
           `"error_se"`, the standard error with which they are compared;
         - per stage `"stage1/blocks"`, `"stage1/distance"`, `"stage1/scaled_distance"` and the
-          means, `"stage1/mean_scaled_perturbation_as_built"`, that of the untrained network, and
-          `"stage1/mean_scaled_perturbation_change_error"`, the standard error of its change.
+          means, `"stage1/mean_scaled_perturbation_as_built"`, that of the untrained network,
+          `"stage1/mean_scaled_perturbation_settled"`, that of the trained one, both with moving
+          statistics of the images that are measured, and
+          `"stage1/mean_scaled_perturbation_change_error"`, the standard error of this change.
 
         The saved weights are those of the execution whose worst stage has the smallest mean;
         `"stage1/kept_scaled_distance"` is the distance of that execution.
@@ -592,8 +595,8 @@ class DepthSearch(BuildingTuner):
                 `distance`, `scaled_distance`, `mean_perturbation`, `mean_scaled_perturbation`,
                 `scaled_distance_deviation` (standard deviation over executions), `depth_asked_for`
                 (the measured blocks that the rule asks for, if the distance did not change),
-                `mean_scaled_perturbation_as_built`, `mean_scaled_perturbation_change_error` (see
-                `run_trial`), `moved` (whether the change is more than two standard errors),
+                `mean_scaled_perturbation_as_built`, `mean_scaled_perturbation_settled`,
+                `mean_scaled_perturbation_change_error` (see `run_trial`), `moved` (whether the change is more than two standard errors),
                 `meets_rule`, `found` (whether the trial is the result), `error`, `seconds`, the
                 metrics on the validation data and, with `warm_start`, `from_trial`, the id of the
                 trial whose weights were used. What was not measured is NaN, or missing.
@@ -819,7 +822,7 @@ def _averaged(results):
             averaged[f"{stage}/{DEVIATION}"] = float(np.std(distances, ddof=1))
             averaged[f"{stage}/{KEPT_DISTANCE}"] = min(results, key=_worst)[name]
         if value == AS_BUILT:
-            changes = [result[f"{stage}/{MEAN}"] - result[name] for result in results]
+            changes = [result[f"{stage}/{SETTLED}"] - result[name] for result in results]
             error = f"{stage}/{CHANGE_ERROR}"
             averaged[error] = max(averaged[error], standard_error(changes))
     if ERROR_SE in averaged:

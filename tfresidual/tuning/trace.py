@@ -14,7 +14,7 @@ from tfresidual.definitions.chance import STANDARD_ERRORS
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
-from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR
+from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, SETTLED
 from tfresidual.tuning.chance import CHANCE_ERROR, error_of_difference, is_better_than_chance
 from tfresidual.tuning.depth_oracle import (
     COMPLETED,
@@ -39,7 +39,7 @@ DEVIATION = "scaled_distance_deviation"
 # Columns of every trace.
 COLUMNS = (
     *("trial", "status", "stage", "blocks", "measured_blocks", *STAGE_METRICS, DEVIATION),
-    *(AS_BUILT, CHANGE_ERROR, "moved"),
+    *(AS_BUILT, SETTLED, CHANGE_ERROR, "moved"),
     *("depth_asked_for", "meets_rule", "found", "error", "seconds", "from_trial"),
 )
 # The verdict on a search whose best network is no better than guessing.
@@ -154,7 +154,7 @@ def _rows(oracle, number, trial, found):
         row = {"trial": number, "status": status, **others, "stage": stage, "blocks": depth}
         measured = stages[stage - 1] if is_measured else None
         row["measured_blocks"] = measured and measured.counted
-        for name in (*STAGE_METRICS, DEVIATION, AS_BUILT, CHANGE_ERROR):
+        for name in (*STAGE_METRICS, DEVIATION, AS_BUILT, SETTLED, CHANGE_ERROR):
             key = log_key(name, stage)
             there = is_measured and trial.metrics.exists(key)
             row[name] = metric(trial, key) if there else float("nan")
