@@ -129,7 +129,7 @@ class TestOverBlocks:
         assert len(measured) == 3
         drawn = dots(figure.axes[panel], *VERDICTS, "not measured")
         assert drawn == pairs(measured, "measured_blocks", column)
-        assert [(round(x), y) for x, y in dots(figure.axes[2], "not measured")] == [(1, 1)]
+        assert [(round(x), y) for x, y in dots(figure.axes[2], "not measured")] == [(0, 1)]
         assert "not measured" in legend_texts(figure)
 
 
@@ -167,21 +167,20 @@ def test_deviations_are_bars_in_the_panel_of_distances():
 
 
 class TestWay:
-    def test_depths_over_trials_from_one(self):
+    def test_depths_over_trials(self):
         frame = search_frame(statuses={2: "failed", 5: "running"}, found=3)
         figure = plots.depth_search(frame.sample(frac=1.0, random_state=1))
         axes = figure.axes[2]
-        frame["number"] = frame["trial"] + 1
         for stage, line in enumerate(metric_lines(axes), start=1):
             rows = frame[frame["stage"] == stage]
-            assert [round(x) for x in line.get_xdata()] == rows["number"].tolist()
+            assert [round(x) for x in line.get_xdata()] == rows["trial"].tolist()
             assert list(line.get_ydata()) == rows["blocks"].tolist()
         verdicts = frame["meets_rule"].map({True: VERDICTS[0], False: VERDICTS[1]})
         states = verdicts.where(frame["status"] == "completed", frame["status"])
         looks = {}
         for state, rows in frame.groupby(states):
             drawn = sorted((round(x), y) for x, y in dots(axes, state))
-            assert drawn == pairs(rows, "number", "blocks")
+            assert drawn == pairs(rows, "trial", "blocks")
             looks[state] = {is_hollow(line) for line in lines_with(axes, state)}
         assert (looks["does not"], looks["meets the rule"]) == ({True}, {False})
         assert {line.get_marker() for line in lines_with(axes, "failed")} == {"x"}
@@ -196,16 +195,16 @@ class TestWay:
         axes = plots.depth_search(search_frame([(8,) * stages, (9,) * stages])).axes[2]
         places = np.array([line.get_xdata() for line in metric_lines(axes)])
         assert len(np.unique(places[:, 0])) == stages
-        assert np.abs(places - [1, 2]).max() < 0.31
-        assert places.mean(axis=0) == pytest.approx([1, 2])
+        assert np.abs(places - [0, 1]).max() < 0.31
+        assert places.mean(axis=0) == pytest.approx([0, 1])
 
     def test_the_found_trial_has_a_band(self):
         axes = plots.depth_search(search_frame(found=3)).axes[2]
         (band,) = named_items(axes.patches, "found")
-        assert band.get_x() + band.get_width() / 2 == pytest.approx(4)
+        assert band.get_x() + band.get_width() / 2 == pytest.approx(3)
         assert 0.5 < band.get_width() < 1
         (text,) = axes.texts
-        assert (text.get_text(), text.get_position()[0]) == ("found", 4)
+        assert (text.get_text(), text.get_position()[0]) == ("found", 3)
         for frame in (search_frame(), search_frame().drop(columns="found")):
             axes = plots.depth_search(frame).axes[2]
             assert [*axes.patches, *axes.texts] == []

@@ -258,14 +258,13 @@ def test_routes_are_not_scored_on_outputs_of_other_shapes(name):
     assert probes.perturbation(chain, (IMAGES, INDICES))["perturbation"].gt(0).all()
 
 
-@pytest.mark.compiled
-def by_hand(labels, outputs):
+def distances(labels, outputs):
     difference = ops.cast(labels, outputs.dtype) - ops.sigmoid(outputs)
     return ops.mean(difference**2, axis=-1)
 
 
 def test_rows_of_labels_tell_a_wrong_guess_of_a_loss_by_hand():
-    chain = tfr.chain(network(dense(), by_hand))
+    chain = tfr.chain(network(dense(), distances))
     single = np.eye(CLASSES)[INDICES]
     several = np.maximum(single, np.roll(single, 1, axis=1))
     assert len(probes.drop_blocks(chain, (IMAGES, single))) == 1
@@ -276,6 +275,7 @@ def test_rows_of_labels_tell_a_wrong_guess_of_a_loss_by_hand():
     assert len(probes.drop_blocks(declared, (IMAGES, several))) == 1
 
 
+@pytest.mark.compiled
 def test_one_index_for_many_positions():
     net = network(lambda state: layers.Dense(CLASSES, "softmax")(state), SPARSE, pool=False)
     with refused("data"):

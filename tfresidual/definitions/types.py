@@ -25,7 +25,9 @@ Initializer: TypeAlias = "str | dict[str, Any] | keras.initializers.Initializer"
 Frame: TypeAlias = "pd.DataFrame"
 Figure: TypeAlias = "figure.Figure"
 
-# Batches `(images, labels)`, or a pair of arrays.
+# Batches `(images, labels)` or `(images, labels, weights)`, or such a tuple of arrays; where labels
+# are not read, batches or a tuple of images alone. Several inputs of a model are a dict or list in
+# the place of the images: `({"left": a, "right": b}, labels)`.
 Dataset: TypeAlias = "tf.data.Dataset"
 Images: TypeAlias = "tf.data.Dataset | keras.utils.PyDataset | Sequence[ArrayLike]"
 # What probes take: images and labels, or a dict of these by the name of the split.

@@ -252,7 +252,7 @@ def _draw_way(axes, table, looks):
     # Stages are often equally deep; a small shift keeps all of them visible.
     shift = min(0.2 * (len(looks) - 1), 0.6)
     shifts = dict(zip(looks, np.linspace(-shift / 2, shift / 2, len(looks)), strict=True))
-    places = table["trial"] + 1 + table["stage"].map(shifts)
+    places = table["trial"] + table["stage"].map(shifts)
     for stage, (colour, *_) in looks.items():
         here = table["stage"] == stage
         _draw_course(axes, places[here], table.loc[here, "blocks"], stage, colour)
@@ -262,11 +262,11 @@ def _draw_way(axes, table, looks):
         label += " (log scale)"
     else:
         style.whole_numbers(axes.yaxis)
-    axes.set_xlim(table["trial"].min() + 0.4, table["trial"].max() + 1.6)
+    axes.set_xlim(table["trial"].min() - 0.6, table["trial"].max() + 0.6)
     style.whole_numbers(axes.xaxis)
     style.axis_labels(axes, below="trial", beside=label)
     if table["found"].any():
-        trial = table.loc[table["found"], "trial"].iloc[0] + 1
+        trial = table.loc[table["found"], "trial"].iloc[0]
         axes.axvspan(trial - 0.42, trial + 0.42, color=_FOUND, linewidth=0, zorder=0, gid="found")
         style.text_above(axes, trial, "found")
 

@@ -124,7 +124,8 @@ DECLARATION = Probe(
             of="computational_distance",
         ),
         "depth_asked_for": Column(
-            "`scaled_distance` over `epsilon`, rounded up; `depth` in the logs of `Perturbation`",
+            "`scaled_distance` over `epsilon` (0.1 by default), rounded up: blocks that keep the "
+            "shape; `depth` in the logs of `Perturbation`",
             at_least=0,
             high=(
                 "how many blocks the rule asks for, *if* the distance stays as it is in a "

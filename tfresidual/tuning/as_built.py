@@ -176,7 +176,7 @@ def compared_with_built(
 
 
 def _means_by_stage(chain, data):
-    """Returns the mean scaled perturbations by stage, of all images and of single ones, as dicts."""
+    """Returns dicts by stage of mean scaled perturbations: over all images, and of single ones."""
     frame = probes.computational_distance(chain, data)
     frame = frame[frame["stage"] != ALL_STAGES]
     means = dict(zip(frame["stage"].map(int), frame[MEAN].map(float), strict=True))

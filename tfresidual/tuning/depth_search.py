@@ -38,8 +38,8 @@ from tfresidual.tuning import fingerprint
 from tfresidual.tuning.as_built import (
     AS_BUILT,
     CHANGE_ERROR,
-    SETTLED,
     MEAN,
+    SETTLED,
     compared_with_built,
     standard_error,
     values_of,
@@ -596,10 +596,11 @@ class DepthSearch(BuildingTuner):
                 `scaled_distance_deviation` (standard deviation over executions), `depth_asked_for`
                 (the measured blocks that the rule asks for, if the distance did not change),
                 `mean_scaled_perturbation_as_built`, `mean_scaled_perturbation_settled`,
-                `mean_scaled_perturbation_change_error` (see `run_trial`), `moved` (whether the change is more than two standard errors),
-                `meets_rule`, `found` (whether the trial is the result), `error`, `seconds`, the
-                metrics on the validation data and, with `warm_start`, `from_trial`, the id of the
-                trial whose weights were used. What was not measured is NaN, or missing.
+                `mean_scaled_perturbation_change_error` (see `run_trial`), `moved` (whether the
+                change is more than two standard errors), `meets_rule`, `found` (whether the trial
+                is the result), `error`, `seconds`, the metrics on the validation data and, with
+                `warm_start`, `from_trial`, the id of the trial whose weights were used. What was
+                not measured is NaN, or missing.
         """
         return trace_of(self._current())
 
