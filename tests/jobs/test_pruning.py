@@ -11,6 +11,7 @@ from refusals import refused
 from tfresidual import surgery
 from tfresidual.definitions.settings import CRITERIA, PruningSettings
 from tfresidual.jobs import pruning, training
+from tfresidual.jobs.run_folder import settings_of
 from tfresidual.jobs.settings import Settings
 from tfresidual.probes.guessing import AT_CHANCE
 
@@ -69,6 +70,19 @@ def test_it_resumes(pruned, run, tmp_path):
     pd.testing.assert_frame_equal(pruning.run(run, again, settings), frame)
     assert kept.stat().st_mtime_ns == before
     assert AT_CHANCE in (again / "report.html").read_text()
+
+
+@pytest.mark.nightly
+def test_a_network_of_no_run_has_the_settings_of_its_data_alone(pruned, run, tmp_path):
+    settings = PruningSettings(blocks=1, by="l2_ratio", compare=False)
+    path = tmp_path / "net.keras"
+    shutil.copy(run / "model.keras", path)
+    names = ("data", "digits", "data_dir", "train_size", "validation", "test_size")
+    of_run = settings_of(run)
+    pruning.run(path, tmp_path / "out", settings, {name: getattr(of_run, name) for name in names})
+    reports = [(one / "report.html").read_text() for one in (pruned[0], tmp_path / "out")]
+    assert ["› layout<" in text for text in reports] == [True, False]
+    assert all("› train_size<" in text for text in reports)
 
 
 def test_refusals(pruned, run, tmp_path):

@@ -27,6 +27,7 @@ from tfresidual.jobs.settings import recipe_of, used
 from tfresidual.jobs.targets import (
     check_fit,
     check_pixels,
+    is_of_run,
     network_of,
     pixels_for,
     settings_for,
@@ -55,6 +56,13 @@ if TYPE_CHECKING:
 BATCH_SIZES = (1, 256)
 # Subfolder of the training without the blocks.
 TUNING = "tuning"
+
+
+# The settings of a run that are of its data.
+OF_DATA = (
+    *("data", "digits", "data_dir", "data_file", "train_size", "validation", "test_size"),
+    *("batch_size", "augment", "seed"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +175,7 @@ def _run(path, folder, parts, has_pixels, console):
         f"{model.name} without blocks",
         sections,
         summary=_summary(frame),
-        settings=read_settings(folder) | {"settings": used(settings)},
+        settings=_shown_settings(folder, path, settings, origin),
     )
     say(console, outcome_text(frame, warning))
     return frame
@@ -199,6 +207,23 @@ def _plan(folder, model, by, origin, validation, test, console):
     return frame
 
 
+def _shown_settings(folder, path, settings, origin):
+    """Returns the settings for the report: of a network of no run, those of the data alone."""
+    content, known = read_settings(folder), used(settings)
+    if is_of_run(path):
+        content["settings"] = known
+    else:
+        of_it = (*OF_DATA, *(("recipe",) if origin.tuning_epochs else ()))
+        content["settings"] = {name: known[name] for name in of_it if name in known}
+    if origin.tuning_epochs:
+        content["pruning"] = content["pruning"] | {"tuning_rate": _tuning_rate(settings, origin)}
+    return content
+
+
+def _tuning_rate(settings, origin):
+    return origin.tuning_rate or recipe_of(settings).learning_rate / 10
+
+
 def _made(folder, model, chain, frame, origin, settings, train, validation, judge, console):
     """Returns the smaller network and the frame of `tfresidual.surgery.prune`."""
     say(console, f"making the network of {int(frame['blocks_left'].iloc[-1])} blocks")
@@ -207,7 +232,7 @@ def _made(folder, model, chain, frame, origin, settings, train, validation, judg
     if origin.tuning_epochs:
         say(console, f"training without the blocks: {origin.tuning_epochs} epochs")
         keras.utils.set_random_seed(settings.seed)
-        rate = origin.tuning_rate or recipe_of(settings).learning_rate / 10
+        rate = _tuning_rate(settings, origin)
         metric = training.compile_network(
             made,
             recipe_of(settings).name,

@@ -120,6 +120,11 @@ def _run_of(path):
     return next((folder for folder in folders if (folder / SETTINGS_FILE).exists()), None)
 
 
+def is_of_run(path):
+    """Returns whether a network belongs to a run, whose settings are those of its training."""
+    return _run_of(path) is not None
+
+
 def pixels_for(path):
     """Returns the format of the pixels for a network: that of its run, otherwise the usual one."""
     folder = _run_of(path)

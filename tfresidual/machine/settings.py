@@ -297,6 +297,7 @@ class _Same:
 
     def __init__(self, value: Any) -> None:
         self.value, self.kind = value, type(value)
+        self.hash: int | None
         try:
             self.hash = hash(value)
         except TypeError:
