@@ -304,7 +304,8 @@ def _reason_for(unjudged):
     if not unjudged:
         return ""
     return (
-        f" Not judged: {', '.join(unjudged)}, on which the probe that measures it was not run; "
+        f" Not judged: {', '.join(unjudged)}, on which the probe that measures it was not run, so "
+        "that it is not known whether the network only guesses; "
         "`tfresidual probe RUN --probe convergence_indices` runs it."
     )
 

@@ -144,6 +144,7 @@ def _run(path, folder, parts, has_pixels, console):
     model, _ = model_in(path)
     chain = chain_of(model)
     say(console, str(chain))
+    say(console, f"on images of {settings.data}, pixels {parts['network'].pixels}")
     check_fit(chain, settings, path)
     train, validation, test = prepare(settings, console, pixels=parts["network"].pixels)
     if not has_pixels:

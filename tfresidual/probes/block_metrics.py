@@ -101,7 +101,10 @@ DECLARATION = Probe(
             paper="PI fig. 5",
         ),
         "distance": Column(
-            ("sum of the perturbations of the blocks of a stage; of routes, see below"),
+            (
+                "sum of the perturbations of the blocks of a stage, 0 if none keeps the shape; of "
+                "routes, see below"
+            ),
             at_least=0,
             low="an image moves little on its way through the stage",
             high="it moves far",
@@ -273,6 +276,7 @@ DECLARATION = Probe(
                 "epsilon."
             ),
             reading=(
+                "A stage without a block that keeps the shape has nothing to add up: 0. "
                 "A stage with fewer blocks than the depth asked for takes larger steps than "
                 "the stopping rule allows; the rule assumes that the distance stays the same "
                 "in a deeper network."
