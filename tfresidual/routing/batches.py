@@ -148,7 +148,8 @@ def check_data(data, again=False):
         raise ArgumentError(
             "data",
             "be a `tf.data.Dataset`, `keras.utils.PyDataset` or generator of batches `(images, "
-            "labels)`, or a pair of arrays",
+            "labels)`, or a pair of arrays; several inputs of a network are a dict in the place of "
+            "the images",
             said=f"data={_short(data)} of type {type(data).__name__}",
         )
 
@@ -157,6 +158,8 @@ def _short(data):
     """Returns what data looks like, arrays by their shapes."""
     if isinstance(data, tuple):
         return f"({', '.join(map(_short, data))})"
+    if isinstance(data, Mapping):
+        return f"a dict of {', '.join(map(repr, data))}"
     return f"an array of shape {tuple(data.shape)}" if hasattr(data, "shape") else repr(data)
 
 

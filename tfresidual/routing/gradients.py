@@ -53,6 +53,9 @@ def walk_with_gradients(chain: Chain, images: tf.Tensor, labels: tf.Tensor) -> W
         images: `(images, height, width, channels)`.
         labels: labels as the loss of the chain takes them.
 
+    Returns:
+        A `Walk`, with the states in `pairs` and the gradients in `gradients`, one per block.
+
     Raises:
         ValueError: if the loss has no gradient at the states.
     """

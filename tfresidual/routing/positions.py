@@ -115,8 +115,16 @@ def not_ignored(chain, labels, shape):
 def only_counted(values, valid, is_counted=None, of_states=()):
     """Returns the values of a batch, NaN for images that do not count, and which do.
 
-    Values named in `of_states` do not depend on the loss. The masks of `valid_images` and
-    `counted_images` are returned under `VALID_IMAGES` and `COUNTED_IMAGES` unless they are `None`.
+    Args:
+        values: dict of tensors whose first axis is the image.
+        valid: the mask of `valid_images`, bool, `(images,)`: those that are not all padding; or
+            `None`.
+        is_counted: that of `counted_images`, such as `Walk.counted`: those whose loss counts; or
+            `None`.
+        of_states: names of the values that do not depend on the loss.
+
+    Returns:
+        The dict, with the masks under `VALID_IMAGES` and `COUNTED_IMAGES` unless they are `None`.
     """
     masks = {VALID_IMAGES: valid, COUNTED_IMAGES: is_counted}
     result = {}
