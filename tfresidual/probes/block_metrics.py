@@ -118,6 +118,14 @@ DECLARATION = Probe(
             paper="PI fig. 6",
             of="computational_distance",
         ),
+        "mean_perturbation": Column(
+            "`distance` over the number of blocks",
+            at_least=0,
+            low="a block moves an image little",
+            high="it moves it far",
+            paper="PI fig. 4",
+            of="computational_distance",
+        ),
         "mean_scaled_perturbation": Column(
             "`scaled_distance` over the number of blocks",
             at_least=0,

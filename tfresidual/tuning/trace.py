@@ -247,7 +247,7 @@ def _remarks(rates, is_better, as_built, moved, epsilon):
             ". Whether its network is better than chance is not known: compile it with an accuracy"
         )
     if as_built is not None:
-        means = " ".join(f"{mean:.3g}" for mean in as_built)
+        means = ", ".join(f"{mean:.3g} in stage {i}" for i, mean in enumerate(as_built, start=1))
         told += f". As built, before training, its mean scaled perturbation is {means}"
         met = [str(stage) for stage, mean in enumerate(as_built, 1) if mean <= epsilon]
         if met:
