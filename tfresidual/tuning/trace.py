@@ -135,7 +135,10 @@ def trace_of(oracle: DepthOracle) -> Frame:
     columns = None if rows else [c for c in COLUMNS if c != "from_trial" or oracle.warm_start]
     types = {"measured_blocks": "Int64", "depth_asked_for": "Int64"}
     types |= {"meets_rule": "boolean", "moved": "boolean"}
-    return pd.DataFrame(rows, columns=columns).astype(types)
+    trace = pd.DataFrame(rows, columns=columns).astype(types)
+    # Earlier versions did not measure it: their searches stay as they are.
+    is_measured = trace[SETTLED].notna().any() or trace[AS_BUILT].isna().all()
+    return trace if is_measured else trace.drop(columns=SETTLED)
 
 
 def _rows(oracle, number, trial, found):
