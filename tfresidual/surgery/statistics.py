@@ -91,11 +91,14 @@ def _check_batches(model, batches):
     elif isinstance(batches, Mapping):
         said = f"a dict of {', '.join(map(repr, batches))}"
     elif isinstance(batches, (list, tuple)):
-        shapes = {tuple(one.shape)[1:] for one in batches if hasattr(one, "shape")}
-        said = f"arrays of shapes {sorted(shapes)} per image" if len(shapes) > 1 else None
-    elif isinstance(batches, tf.data.Dataset) and isinstance(batches.element_spec, tuple):
-        takes_one = len(getattr(model, "inputs", None) or [None]) == 1
-        said = "a dataset with labels" if takes_one else None
+        # Batches may have several sizes, but not several numbers of axes.
+        axes = {len(one.shape) for one in batches if hasattr(one, "shape")}
+        said = f"arrays of {' and '.join(map(str, sorted(axes)))} axes" if len(axes) > 1 else None
+    elif isinstance(batches, tf.data.Dataset):
+        spec, inputs = batches.element_spec, getattr(model, "inputs", None)
+        has_labels = isinstance(spec, tuple) and len(spec) > 1
+        # A subclassed model may take tuples.
+        said = "a dataset with labels" if has_labels and len(inputs or ()) == 1 else None
     if said is not None:
         raise ArgumentError(
             "batches",
