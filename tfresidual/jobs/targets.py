@@ -190,7 +190,7 @@ def check_pixels(chain, settings, path, data):
         path: `pathlib.Path` of the network.
         data: `tf.data.Dataset` of images in the usual format, and labels.
     """
-    if _run_of(path) is not None or chain.outputs == "values":
+    if is_of_run(path) or chain.outputs == "values":
         return
     data = data.unbatch().take(COMPARED).batch(settings.batch_size)
     wrong = {
