@@ -475,7 +475,7 @@ def main(arguments=None):
     """Runs the command line; errors become one line on stderr and an exit code."""
     with _streams(), _plain_warnings(), _Interrupts() as interrupts:
         try:
-            cli.main(args=arguments, prog_name="tfresidual", standalone_mode=False)
+            cli.main(args=arguments, prog_name="tfresidual", standalone_mode=False, obj=interrupts)
             # Output that cannot be printed must fail here, not when the interpreter exits.
             sys.stdout.flush()
         except click.exceptions.NoArgsIsHelpError as error:
@@ -726,20 +726,18 @@ def _package(after_interrupt, backend=None, only_training=False):
     """
     backend = _chosen_backend(backend)
     try:
-        click.echo(f"loading {BACKENDS.get(backend, backend)}", err=True)
-        with _without_noise():
-            package = _loaded(only_training)
-    except KeyboardInterrupt:
-        _fail("interrupted. Nothing was written", 130)
+        with _interruptible(lambda: "Nothing was written"):
+            click.echo(f"loading {BACKENDS.get(backend, backend)}", err=True)
+            with _without_noise():
+                package = _loaded(only_training)
     except ImportError as error:
         # A part of the package that does not run here says so; other modules have names.
         if error.name is not None:
             raise
         _fail(str(error), 2)
     try:
-        yield package
-    except KeyboardInterrupt:
-        _fail(f"interrupted. {after_interrupt()}", 130)
+        with _interruptible(after_interrupt):
+            yield package
     except package.failures as error:
         _fail(_with_options(str(error)), 1)
     except (ValueError, OSError) as error:
@@ -747,6 +745,23 @@ def _package(after_interrupt, backend=None, only_training=False):
         if "Received: " not in str(error) and not isinstance(error, OSError):
             raise
         _fail(_with_options(str(error)), 2)
+
+
+@contextlib.contextmanager
+def _interruptible(after_interrupt):
+    """Ends the command after Ctrl-C, with text on what is complete and how to resume.
+
+    Libraries turn the exception into errors of their own: NumPy into an ImportError where an
+    extension loads it, TensorFlow into errors of the functions that it runs.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        interrupts = click.get_current_context().obj
+        if not isinstance(error, KeyboardInterrupt) and not interrupts.have_come:
+            raise
+        interrupts.are_over = True
+        _fail(f"interrupted. {after_interrupt()}", 130)
 
 
 def _loaded(only_training):

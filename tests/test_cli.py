@@ -807,3 +807,30 @@ def test_ctrl_c_while_it_loads(tmp_path):
     (line,) = [line for line in err.splitlines() if line]
     assert line.startswith("tfresidual: interrupted.")
     assert list(tmp_path.iterdir()) == []
+
+
+TURNED = """
+import signal, sys
+import tfresidual_cli
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+            raise {error}("a part failed to import")
+
+sys.meta_path.insert(0, Finder())
+tfresidual_cli.main(["train", "--out", "run"])
+"""
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "ValueError"])
+def test_ctrl_c_that_a_library_turns_into_its_own_error(tmp_path, error):
+    """So does NumPy, where an extension module loads it."""
+    result = process(sys.executable, "-c", TURNED.format(error=error), cwd=tmp_path)
+    _, line = result.stderr.splitlines()
+    assert (result.returncode, line) == (130, "tfresidual: interrupted. Nothing was written")
+    assert list(tmp_path.iterdir()) == []
