@@ -749,19 +749,23 @@ def _package(after_interrupt, backend=None, only_training=False):
 
 @contextlib.contextmanager
 def _interruptible(after_interrupt):
-    """Ends the command after Ctrl-C, with text on what is complete and how to resume.
-
-    Libraries turn the exception into errors of their own: NumPy into an ImportError where an
-    extension loads it, TensorFlow into errors of the functions that it runs.
-    """
+    """Ends the command after Ctrl-C, with text on what is complete and how to resume."""
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        interrupts = click.get_current_context().obj
-        if not isinstance(error, KeyboardInterrupt) and not interrupts.have_come:
+        if not _is_interrupt(error):
             raise
-        interrupts.are_over = True
+        click.get_current_context().obj.are_over = True
         _fail(f"interrupted. {after_interrupt()}", 130)
+
+
+def _is_interrupt(error):
+    """Returns whether an error comes from Ctrl-C, of which libraries make errors of their own.
+
+    NumPy makes an ImportError of it where an extension loads it, and TensorFlow errors of the
+    functions that it runs.
+    """
+    return isinstance(error, KeyboardInterrupt) or click.get_current_context().obj.have_come
 
 
 def _loaded(only_training):
@@ -888,10 +892,11 @@ def _without_noise():
         os.dup2(noise.fileno(), 2)
         try:
             yield
-        except Exception:
-            noise.seek(0)
-            with contextlib.suppress(OSError):
-                os.write(terminal, noise.read())
+        except Exception as error:
+            if not _is_interrupt(error):
+                noise.seek(0)
+                with contextlib.suppress(OSError):
+                    os.write(terminal, noise.read())
             raise
         finally:
             os.dup2(terminal, 2)

@@ -810,7 +810,7 @@ def test_ctrl_c_while_it_loads(tmp_path):
 
 
 TURNED = """
-import signal, sys
+import signal, sys, traceback
 import tfresidual_cli
 
 class Finder:
@@ -819,7 +819,7 @@ class Finder:
             try:
                 signal.raise_signal(signal.SIGINT)
             except KeyboardInterrupt:
-                pass
+                traceback.print_exc()
             raise {error}("a part failed to import")
 
 sys.meta_path.insert(0, Finder())
