@@ -4,6 +4,7 @@ Not covered: several devices; what is proposed, and chief and workers, which do 
 kind of networks, are in `test_depth_oracle.py` and `test_workers.py`.
 """
 
+import functools
 import json
 import shutil
 
@@ -303,6 +304,66 @@ def test_the_fingerprint_of_a_network():
     earlier = {name: value for name, value in opened.items() if name != fingerprint.CHAIN}
     assert fingerprint.difference(earlier, whole) is None
     assert fingerprint.difference(earlier, opened) is None
+
+
+SCALES, RATES = {"of losses": 1.0}, {"of steps": 1.0}
+
+
+class Scaled(keras.losses.Loss):
+    factor = 1.0
+
+    def call(self, labels, outputs):
+        return self.factor * SCALES["of losses"] * keras.losses.mean_squared_error(labels, outputs)
+
+
+def scaled(labels, outputs, by=1.0):
+    return by * SCALES["of losses"] * keras.losses.mean_squared_error(labels, outputs)
+
+
+class Trained(keras.Model):
+    rate = 1.0
+
+    def train_step(self, data):
+        return self.scaled_step(data)
+
+    def scaled_step(self, data):
+        return {"loss": self.rate * RATES["of steps"] * self.compute_loss(*data)}
+
+
+# Losses and classes of networks, and what is changed between their fingerprints.
+OF_LOSSES, OF_STEPS = (SCALES, "of losses"), (RATES, "of steps")
+TRAININGS = {
+    "global of a loss": (lambda: scaled, keras.Model, OF_LOSSES),
+    "global of a loss object": (Scaled, keras.Model, OF_LOSSES),
+    "global of a partial": (lambda: functools.partial(scaled, by=2.0), keras.Model, OF_LOSSES),
+    "argument of a partial": (
+        lambda: functools.partial(keras.losses.huber, delta=SCALES["of losses"]),
+        keras.Model,
+        OF_LOSSES,
+    ),
+    "attribute of a loss": (Scaled, keras.Model, (Scaled, "factor")),
+    "global of a training step": (lambda: "mse", Trained, OF_STEPS),
+    "attribute of a training step": (lambda: "mse", Trained, (Trained, "rate")),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_fingerprint_of_a_training(monkeypatch, name):
+    """It depends on what losses and training steps read, wherever that is."""
+    loss, kind, (place, changed) = TRAININGS[name]
+
+    def build():
+        inputs = keras.Input((3,))
+        net = kind(inputs, keras.layers.Add()([inputs, keras.layers.Dense(3)(inputs)]))
+        net.compile("sgd", loss())
+        return net
+
+    before = fingerprint.of_network(build)
+    assert fingerprint.difference(before, json.loads(json.dumps(before))) is None
+    assert fingerprint.difference(before, fingerprint.of_network(build)) is None
+    change = monkeypatch.setitem if isinstance(place, dict) else monkeypatch.setattr
+    change(place, changed, 2.0)
+    assert " reads " in fingerprint.difference(before, fingerprint.of_network(build))
 
 
 # A warm start.

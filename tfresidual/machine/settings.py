@@ -8,6 +8,7 @@ import functools
 import hashlib
 import inspect
 import random
+import re
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,44 @@ def read_by(function: Any, left_out: Any = None) -> tuple[Any, ...]:
         be taken for it.
     """
     return tuple(_Walk(is_key=True, left_out=left_out).values("", function))
+
+
+def written_by(thing: Any, methods: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Returns what a function, or what methods of an object, read, in a form for files.
+
+    Args:
+        thing: a function or another callable; with `methods`, an object.
+        methods: names of the methods of the object that are looked into, and of those that they
+            call. What they read of Keras' and TensorFlow's classes is left out.
+
+    Returns:
+        A dict by path, of texts and of code. The texts are the same in every process, wherever
+        objects lie in memory.
+    """
+    walk = _Texts()
+    if methods:
+        own = _read_of_class(type(thing), methods).values()
+        names = set().union(*(_names_in(one.__code__) for one in own if inspect.isfunction(one)))
+        pairs = list(walk.of_class("", type(thing), methods=methods))
+        for name in sorted(names & vars(thing).keys()):
+            pairs += walk.values(name, vars(thing)[name])
+    else:
+        pairs = list(walk.values("", thing))
+    return {
+        _bare(path): one if isinstance(one, types.CodeType) else _text(one) for path, one in pairs
+    }
+
+
+def _text(value):
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], type):
+        # A number or a text.
+        value = value[1]
+    return _bare(str(value))
+
+
+def _bare(text):
+    """Returns text without the places of objects in memory."""
+    return re.sub(" at 0x[0-9a-f]+", "", text)
 
 
 @functools.cache
@@ -177,13 +216,12 @@ class _Walk:
                 if not name.startswith(("__", "_self_")) and is_own:
                     yield f".{name}", one
 
-    def of_class(self, path: str, kind: type, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    def of_class(
+        self, path: str, kind: type, depth: int = 0, methods: tuple[str, ...] = CALLS
+    ) -> Iterator[tuple[str, Any]]:
         """Yields what the call of objects of a class reads of the class and around it."""
-        for name, value in _read_of_class(kind).items():
-            if inspect.isfunction(value):
-                yield from self.of_function(f"{path}.{name}" if path else name, value, depth)
-            else:
-                yield from self.values(f"{path}.{name}" if path else name, value, depth + 1)
+        for name, value in _read_of_class(kind, methods).items():
+            yield from self.values(f"{path}.{name}" if path else name, value, depth + 1)
 
     def of_function(self, path: str, function: Any, depth: int) -> Iterator[tuple[str, Any]]:
         """Yields what a function reads around it."""
@@ -212,6 +250,16 @@ class _Walk:
                 value = vars(module).get(name)
                 if isinstance(value, _SIMPLE) or inspect.isfunction(value):
                     yield from self.values(f"{path}.{name}", value, depth + 1)
+
+
+class _Texts(_Walk):
+    """Tells objects apart by what can be written into a file, functions by their code."""
+
+    def identity(self, value: Any, is_too_much: bool) -> Any:
+        code = getattr(value, "__code__", None)
+        if code is not None and not _is_of_library(value.__module__):
+            return code
+        return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, functools.partial)
@@ -247,11 +295,11 @@ def _inside(code):
     return [one for one in code.co_consts if isinstance(one, types.CodeType)]
 
 
-def _read_of_class(kind):
-    """Returns what the call of objects of a class reads of the class, as a dict by name."""
+def _read_of_class(kind, methods):
+    """Returns what methods of objects of a class read of the class, as a dict by name."""
     parents = [one for one in kind.__mro__ if not _is_of_library(one.__module__)]
     own = {name: value for one in reversed(parents) for name, value in vars(one).items()}
-    found, waiting = {}, [name for name in CALLS if name in own]
+    found, waiting = {}, [name for name in methods if name in own]
     while waiting:
         name = waiting.pop()
         value = own[name]

@@ -337,7 +337,7 @@ def _is_plain_cross_entropy(loss):
 def _cross_entropy(from_logits):
     """Returns the cross-entropy with class indices or one-hot rows."""
 
-    def function(labels, outputs):
+    def cross_entropy(labels, outputs):
         is_sparse = len(labels.shape) < len(outputs.shape) or labels.shape[-1] != outputs.shape[-1]
         # Keras takes the logits of a softmax from there even with `from_logits=True`.
         logits = logits_of(outputs, "Softmax")
@@ -359,7 +359,7 @@ def _cross_entropy(from_logits):
         return softmax_cross_entropy(rows, logits)
 
     # Probabilities keep their logits in every dtype, for an accurate gradient.
-    return _per_image(function, is_cast=from_logits)
+    return _per_image(cross_entropy, is_cast=from_logits)
 
 
 def _per_image(function, ignored_class=None, dtype=None, is_cast=True):
@@ -413,6 +413,7 @@ def _per_image(function, ignored_class=None, dtype=None, is_cast=True):
         return _mean_of_positions(values, ops.reshape(mask, (images, -1)))
 
     losses.ignore_class = ignored_class
+    losses.__qualname__ = f"per image: {_name_of(function)}"
     return losses
 
 

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.machine.settings import written_by
 from tfresidual.networks import ResidualNetwork
 
 # Arguments of `fit` that affect what a trial measures, with their defaults.
@@ -39,6 +40,12 @@ TOLERANCE = {"float16": 0.05, "bfloat16": 0.1}
 CHAIN = "blocks of the chain"
 # The code of a function is compared only between equal versions of Python.
 CODE = f"code in Python {'.'.join(platform.python_version_tuple()[:2])}"
+# How a network is trained, and what functions and methods read around them: what earlier versions
+# did not record.
+TRAINING, READS = "training", "reads"
+# The methods by which a network of a class of its own is trained.
+OF_TRAINING = ("train_step", "compute_loss")
+OF_LOSS = ("call", "__call__")
 # Parts of configurations that do not matter; the last one is of weights that are coupled, see
 # `tfresidual.training.GradientCoupling`.
 LEFT_OUT = {"module", "registered_name", "build_config", "shared_object_id", "paths"}
@@ -140,6 +147,7 @@ def _configuration(network):
         "weights": [f"{w.shape}, {w.dtype}, {w.trainable}" for w in network.weights],
         "input": [f"{tensor.shape}, {tensor.dtype}" for tensor in _inputs(network)],
     }
+    described[TRAINING] = _of_reads(written_by(network, OF_TRAINING))
     if network.compiled:
         optimizer = network.optimizer
         described["optimizer"] = {"class": type(optimizer).__name__, **_config(optimizer)}
@@ -161,12 +169,27 @@ def _of_loss(loss):
         return {str(name): _of_loss(part) for name, part in loss.items()}
     if isinstance(loss, (tuple, list)):
         return [_of_loss(part) for part in loss]
-    if isinstance(loss, types.FunctionType):
-        return {"name": loss.__name__, **_of_function(loss)}
     if isinstance(loss, keras.losses.Loss):
         function = getattr(loss, "fn", None)
-        return {"class": type(loss).__name__, **_config(loss), **_of_function(function)}
-    return str(loss) if callable(loss) else loss
+        reads = written_by(loss, OF_LOSS) if function is None else written_by(function)
+        described = {"class": type(loss).__name__, **_config(loss), **_of_function(function)}
+        return described | _of_reads(reads)
+    if isinstance(loss, types.FunctionType):
+        return {"name": loss.__name__, **_of_function(loss)} | _of_reads(written_by(loss))
+    if callable(loss):
+        return {"class": type(loss).__name__} | _of_reads(written_by(loss))
+    return loss
+
+
+def _of_reads(reads):
+    """Returns what is read as text, code as its hash."""
+    found = {}
+    for path, one in reads.items():
+        is_code = isinstance(one, types.CodeType)
+        found[f"{path} {CODE}".strip() if is_code else path.strip()] = (
+            _of_code(one) if is_code else one
+        )
+    return {READS: found}
 
 
 def _of_function(function):
@@ -255,12 +278,15 @@ def difference(before, now):
     """Returns in which way two fingerprints of networks differ, as text, or `None`."""
     # Earlier versions did not record the chain.
     left_out = {"output"} if CHAIN in before and CHAIN in now else {"output", CHAIN}
+    is_of_earlier = TRAINING not in before or TRAINING not in now
     parts = ({k: v for k, v in part.items() if k not in left_out} for part in (before, now))
     old, new = (dict(_flat(part)) for part in parts)
     for place in old | new:
-        is_code = "code in Python" in place and not (place in old and place in new)
+        is_known = place in old and place in new
+        is_code = "code in Python" in place and not is_known
+        is_later = READS in place.split() and not is_known and is_of_earlier
         pair = old.get(place, "not set"), new.get(place, "not set")
-        if pair[0] != pair[1] and not is_code:
+        if pair[0] != pair[1] and not is_code and not is_later:
             return _told(place, *pair)
     outputs = before.get("output"), now.get("output")
     if None in outputs:
