@@ -323,3 +323,31 @@ def test_saved_models_keep_what_is_known(tmp_path):
     np.testing.assert_array_equal(valid_of(loaded, IDS), VALID)
     with refused("padding"):
         tfr.chain(tmp_path / "net", padding=False)
+
+
+def attending(state):
+    return layers.MultiHeadAttention(2, 4)(state, state)
+
+
+MASKED = {
+    "the mask reaches the outputs": lambda state: attending(layers.LayerNormalization()(state)),
+    # What it attends to loses its mask.
+    "the attention takes the mask away": attending,
+    "a function takes the mask away": lambda state: layers.Dense(WIDTH)(ops.tanh(state)),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_labels_under_a_mask_count_as_in_fit(name):
+    """The loss of Keras counts what is predicted there if the mask does not reach the outputs."""
+    keras.utils.set_random_seed(0)
+    ids = keras.Input((7,), dtype="int32")
+    state = layers.Embedding(20, WIDTH, mask_zero=True)(ids)
+    for _ in range(2):
+        state = layers.Add()([state, MASKED[name](state)])
+    net = keras.Model(ids, layers.Dense(3)(state))
+    net.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    # In Keras, every position counts alike; here, every image does: all are of one length.
+    data = IDS[1::2], np.random.default_rng(0).integers(0, 3, IDS[1::2].shape)
+    measured = probes.lens(net, data)["cross_entropy"].iloc[-1]
+    np.testing.assert_allclose(measured, net.evaluate(*data, verbose=0), rtol=1e-5)

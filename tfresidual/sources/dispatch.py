@@ -104,7 +104,8 @@ def chain(
             the mask that Keras attaches to the first state or, failing that, an input called
             `padding_mask`, `encoder_padding_mask`, `decoder_padding_mask` or `attention_mask`; a
             note says what was found. Labels are left out only if the graph shows that the outputs
-            are those of the positions of the states, in their order.
+            are those of the positions of the states, in their order, and not where Keras' mask does
+            not reach the outputs, so that the loss of `fit` counts them.
         output: which output of a model with several: its key in a dict (or keys and places,
             `"heads/left"`), the name of the layer that returns it, or its place in a list, from 0.
             Loss (times its weight in `loss_weights`), labels and sample weights are those of this

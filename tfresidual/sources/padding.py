@@ -13,11 +13,17 @@ from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.images import path_name
 from tfresidual.sources.axes import axes_of_positions, keep_positions
 from tfresidual.sources.graph import path_to
+from tfresidual.sources.recording import mask_of
 
 # The names of inputs that are nonzero where a position is valid, in keras-hub and elsewhere.
 MASK_NAMES = ("encoder_padding_mask", "decoder_padding_mask", "padding_mask", "attention_mask")
 # Of a tensor without a name of its own.
 _UNNAMED = re.compile(r"keras_tensor(_\d+)?")
+_OF_KERAS = "padding: where the mask that Keras attaches to the states is False"
+_NOT_KNOWN = (
+    "padding is not known, so all positions count: `padding` can name an input that is nonzero "
+    "where a position is valid"
+)
 _OTHER_POSITIONS = (
     "padding is not known, so all positions count: some states have as many positions as the first "
     "one, but not the same ones"
@@ -25,6 +31,14 @@ _OTHER_POSITIONS = (
 _OTHER_OUTPUTS = (
     "padding leaves out no label: what the outputs are of is not shown to be the positions of the "
     "states"
+)
+_NOT_IN_FIT = (
+    "padding leaves out no label: the mask does not reach the outputs, so that the loss of `fit` "
+    "counts what is predicted there"
+)
+_IN_FIT = (
+    "padding leaves out labels that the loss of `fit` counts, unless their weights are 0; "
+    "`padding=False` counts them here, too"
 )
 # The name of a single input that has none, as in the signatures of a SavedModel.
 _SINGLE = "images"
@@ -47,7 +61,7 @@ def with_padding(division, padding):
     That is the implicit mask of Keras at the first state or, failing that, an input with one of
     `MASK_NAMES`, unless `padding` says another one, see `tfresidual.chain`.
     """
-    valid, notes = _padding_of(division, padding)
+    valid, is_of_keras, notes = _padding_of(division, padding)
     has_slots = len(division.whole.output.shape) == 3
     if valid is None and not has_slots:
         return division, notes
@@ -64,29 +78,32 @@ def with_padding(division, padding):
         valid, notes = None, (_OTHER_POSITIONS,)
     if valid is not None and not at_outputs:
         notes = (*notes, _OTHER_OUTPUTS)
+    elif valid is not None and has_slots and mask_of(division.whole.output) is None:
+        # What Keras masks is what its loss leaves out. An input names what is padding, whatever
+        # weights the data give it.
+        at_outputs = not is_of_keras
+        notes = (*notes, _NOT_IN_FIT if is_of_keras else _IN_FIT)
     return dataclasses.replace(division, valid=valid, outputs_at_positions=at_outputs), notes
 
 
 def _padding_of(division, padding):
+    """Returns the mask of the states, whether it is the one of Keras, and notes."""
     state = division.blocks[0].before.tensor
     if isinstance(padding, str):
-        return _named(division.whole, state, padding), (_note_of_input(padding),)
+        return _named(division.whole, state, padding), False, (_note_of_input(padding),)
     if len(state.shape) < 3:
-        return None, ()
+        return None, False, ()
     if padding is False:
-        return None, ("padding: none, all positions count",)
+        return None, False, ("padding: none, all positions count",)
     for tensor, mask in (pair for node in division.whole.nodes for pair in node.masked):
         if tensor is state and len(mask.shape) == 2:
-            return mask, ("padding: where the mask that Keras attaches to the states is False",)
+            return mask, True, (_OF_KERAS,)
     name, mask = _by_name(division.whole, state)
     if mask is not None:
-        return mask, (_note_of_input(name),)
+        return mask, False, (_note_of_input(name),)
     if len(state.shape) > 3 or not _reads_inputs(division):
-        return None, ()
-    return None, (
-        "padding is not known, so all positions count: `padding` can name an input that is "
-        "nonzero where a position is valid",
-    )
+        return None, False, ()
+    return None, False, (_NOT_KNOWN,)
 
 
 def _note_of_input(name):
