@@ -433,3 +433,36 @@ def test_what_mixes_images_is_refused():
     with refused("source") as caught:
         tfr.chain(read_by_blocks(lambda other: ops.mean(other, axis=0)))
     assert "a tensor that all images share" in str(caught.value)
+
+
+def with_other_shortcuts(where):
+    """Blocks with and without weights in their shortcuts; what else the network reads, or masks."""
+    keras.utils.set_random_seed(0)
+    other = keras.Input((3,))
+    inputs = keras.Input((7,), dtype="int32") if where == "mask" else keras.Input((7, 5))
+    state = embedded(where == "mask")(inputs) if where == "mask" else layers.Dense(5)(inputs)
+    for number, width in enumerate((5, 5, 5, 8, 8, 4)):
+        branch = layers.Dense(width, "tanh")(layers.Dense(width)(state))
+        if where == "block":
+            branch = layers.Multiply()([branch, layers.Dense(width)(other)[:, None]])
+        is_same = width == state.shape[-1] and number != 2
+        state = layers.Add()([state if is_same else layers.Dense(width)(state), branch])
+    state = layers.GlobalAveragePooling1D()(state)
+    if where == "head":
+        state = layers.Concatenate()([state, other])
+    is_two = where in ("block", "head")
+    return keras.Model([inputs, other] if is_two else inputs, layers.Dense(2)(state))
+
+
+def test_other_inputs_and_masks_leave_the_blocks_as_they_are():
+    found = {
+        where: [
+            (block.stage, block.index, block.shortcut, block.keeps_shape)
+            for block in tfr.chain(with_other_shortcuts(where)).blocks
+        ]
+        for where in (None, "head", "block", "mask")
+    }
+    assert len(found[None]) == 6
+    assert found["head"] == found["block"] == found[None]
+    # The embedding is wider than the state of the others.
+    assert [kind for *_, kind, _ in found["mask"]][1:] == [kind for *_, kind, _ in found[None]][1:]

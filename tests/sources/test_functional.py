@@ -6,6 +6,7 @@ two before every block with `keras.Model(state, output)`.
 Not covered here: published architectures, which are in test_applications.
 """
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -891,6 +892,39 @@ def test_what_the_outputs_are(last, outputs):
         is_logits = outputs == "logits"
         expected = keras.losses.categorical_crossentropy(labels, values, from_logits=is_logits)
     np.testing.assert_allclose(chain.loss(labels, chain(images)), expected, rtol=1e-4)
+
+
+# The last activation and the loss of a model, and the kind of its outputs.
+OF_CLASSES = keras.losses.SparseCategoricalCrossentropy
+AT_ODDS = {
+    "sigmoids of classes": ("sigmoid", "sparse_categorical_crossentropy", "probabilities"),
+    "no softmax": (None, "sparse_categorical_crossentropy", "logits"),
+    "no sigmoid": (None, "binary_crossentropy", "label_logits"),
+    "a softmax and from_logits": ("softmax", OF_CLASSES(from_logits=True), "probabilities"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*received `from_logits=True`")
+@pytest.mark.parametrize("name", AT_ODDS)
+def test_outputs_that_the_loss_takes_for_something_else(name):
+    """The loss is that of `fit`; where scores are of something else, it warns."""
+    activation, loss, kind = AT_ODDS[name]
+    inputs = keras.Input((4,))
+    state = layers.Add()([inputs, layers.Dense(4, "tanh")(inputs)])
+    model = keras.Model(inputs, layers.Dense(3, activation)(state))
+    model.compile("sgd", loss)
+    images = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    labels = np.arange(8) % 3
+    labels = np.eye(3)[labels] if kind == "label_logits" else labels
+    chain, expected = tfr.chain(model), model.evaluate(images, labels, verbose=0)
+    assert chain.outputs == kind
+    is_odd = "logits" in kind
+    assert len(chain.notes) == is_odd
+    with pytest.warns(UserWarning, match="logits") if is_odd else contextlib.nullcontext():
+        measured = chain.loss(labels, chain(images))
+    np.testing.assert_allclose(np.mean(measured), expected, rtol=1e-5)
+    last = probes.readout(chain, (images, labels))["cross_entropy"].iloc[-1]
+    assert np.isclose(last, expected, rtol=1e-5) != is_odd
 
 
 def test_signal_through_two_branches_is_undefined_where_the_shape_changes():

@@ -39,6 +39,19 @@ _OUTPUTS = tuple(
 )
 # The operations from which the cross-entropies of Keras take the logits in a graph.
 _ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
+_OF = keras.losses
+# Of labels that do not exclude one another, and of classes that do.
+OF_LABELS = (
+    *(_OF.BinaryCrossentropy, _OF.binary_crossentropy),
+    *(_OF.BinaryFocalCrossentropy, _OF.binary_focal_crossentropy),
+)
+OF_CLASSES = (
+    *(_OF.CategoricalCrossentropy, _OF.categorical_crossentropy),
+    *(_OF.SparseCategoricalCrossentropy, _OF.sparse_categorical_crossentropy),
+    *(_OF.CategoricalFocalCrossentropy, _OF.categorical_focal_crossentropy),
+    *(_OF.CategoricalGeneralizedCrossEntropy, _OF.categorical_generalized_cross_entropy),
+)
+_OF_PROBABILITIES = (*OF_LABELS, *OF_CLASSES, _OF.KLDivergence, _OF.kl_divergence)
 # The losses of Keras that compare the images of a batch with each other.
 _OF_PAIRS = (keras.losses.Circle,)
 _CROSS_ENTROPIES = (
@@ -74,20 +87,43 @@ def loss_of(model, kind=None):
     losses, weight = _loss_of(model, kind), single(weights_of_losses(model))
     if weight is not None and weight != 1:
         losses = _weighted(losses, float(weight))
-    notes = note_of_loss(model)
-    return noted(losses, *notes) if notes else losses
+    notes = note_of_loss(model, kind)
+    return noted(losses, ". ".join(notes)) if notes else losses
 
 
-def note_of_loss(model):
-    """Returns why the loss of `loss_of` may not be what training minimizes, as a tuple of notes."""
+def note_of_loss(model, kind):
+    """Returns what is odd about the loss of `loss_of`, as a tuple of notes.
+
+    It may not be what training minimizes, or may take outputs for what they are not.
+    """
     if not model.compiled:
         return ()
-    own, is_given = changed_method(model), single(model.loss) is not None
-    if own is None and is_given:
-        return ()
-    which = "the one of `compile`" if is_given else "the cross-entropy of the outputs"
-    why = f"has its own `{own}`" if own else "was compiled without a loss"
-    return (f"{model.name} {why}: the loss of the probes is {which}, which it may not minimize",)
+    notes, own, loss = [], changed_method(model), single(model.loss)
+    if own is not None or loss is None:
+        which = "the cross-entropy of the outputs" if loss is None else "the one of `compile`"
+        why = f"has its own `{own}`" if own else "was compiled without a loss"
+        notes.append(
+            f"{model.name} {why}: the loss of the probes is {which}, which it may not minimize"
+        )
+    is_one = not isinstance(loss, (list, tuple, dict))
+    if kind == "logits" and is_one and takes_probabilities(keras.losses.get(loss)):
+        notes.append(
+            f"{model.name} was compiled with a loss of probabilities, and returns logits: the loss "
+            "of the probes is that of `fit`, but scores of predictions, such as `cross_entropy`, "
+            "are of the probabilities that the logits stand for; `from_logits=True` makes these "
+            "agree"
+        )
+    return tuple(notes)
+
+
+def takes_probabilities(loss):
+    """Returns whether a loss of Keras takes probabilities, in contrast to logits."""
+    return is_one_of(loss, _OF_PROBABILITIES) and not getattr(loss, "from_logits", False)
+
+
+def is_one_of(loss, known):
+    """Returns whether a loss is one of some functions, or an object of one of some classes."""
+    return any(isinstance(loss, one) if isinstance(one, type) else loss is one for one in known)
 
 
 def weights_of_losses(model):

@@ -53,9 +53,12 @@ def prediction_scores(kind, labels, outputs):
         cross_entropy = -ops.sum(_shared(labels, log_p) + _shared(1 - labels, log_rest), axis=-1)
         entropy = -ops.sum(_shared(p, log_p) + _shared(1 - p, log_rest), axis=-1)
     else:
-        log_p = (
-            ops.log(_with_finite_logarithm(outputs)) if logits is None else ops.log_softmax(logits)
-        )
+        if logits is None:
+            # As the cross-entropies of Keras do, for probabilities that do not add up to 1.
+            p = _with_finite_logarithm(outputs)
+            log_p = ops.log(p) - ops.log(ops.sum(p, axis=-1, keepdims=True))
+        else:
+            log_p = ops.log_softmax(logits)
         cross_entropy = -ops.sum(_shared(labels, log_p), axis=-1)
         p = ops.exp(log_p)
         entropy = -ops.sum(_shared(p, log_p), axis=-1)

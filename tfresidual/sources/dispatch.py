@@ -188,7 +188,8 @@ def _of_residual_network(network):
             parts = unit_parts(unit, takes_anchor, calls)
             blocks.append(Block(index, place, keeps_shape, **parts, variables=tuple(unit.weights)))
         stages.append(Stage(index, tuple(blocks), transition and _sequence([transition])))
-    losses = loss_of(network, kind_of(network))
+    kind = kind_of(network)
+    losses = loss_of(network, kind)
     return Chain(
         name=network.name,
         stem=_sequence(stem),
@@ -201,7 +202,7 @@ def _of_residual_network(network):
         prepare=preparation(unit for _, units in sections for unit in units),
         reference=reference_of(network),
         called=calls.called,
-        notes=note_of_loss(network),
+        notes=note_of_loss(network, kind),
         made_of=Origin(network, losses),
         arrangement=arrangement_of(network),
     )

@@ -74,9 +74,10 @@ def divided(whole, is_chosen=None):
     """Divides a graph into stem, blocks and head; `None` if there is no block.
 
     The trunk begins at the inputs, or at the summand of a residual addition (or the input of a
-    chosen layer) from which more blocks are found; then only blocks that add to the state itself
-    count. Of several trunks with as many blocks, that from the inputs is taken or, if it has fewer,
-    the one that ends last: the decoder of an encoder and a decoder.
+    chosen layer) from which more blocks that add to the state itself are found. Of several trunks
+    with as many of these, that from the inputs is taken or, if it has fewer, the one that ends
+    last: the decoder of an encoder and a decoder. What leads to it belongs to it as far as it is on
+    the trunk too.
     """
     graph = whole
     if len(whole.inputs) == 1 and any(node.reads_shapes_alone for node in whole.nodes):
@@ -86,14 +87,16 @@ def divided(whole, is_chosen=None):
     # With several inputs or masks, what is found from the inputs on may contain other paths.
     is_single = len(whole.inputs) == 1 and keras.backend.is_float_dtype(whole.input.dtype)
     known = blocks if is_single and not whole.has_masks else []
-    most = len(known) or sum(map(_adds_to_state, blocks)), len(order)
+    most, beginning = (len(known) or sum(map(_adds_to_state, blocks)), len(order)), None
     for first in _beginnings(graph, is_chosen, known):
-        part = whole.since(first)
-        places, others = _blocks_from(part, is_chosen)
-        others = [block for block in others if _adds_to_state(block)]
+        others = [
+            one for one in _blocks_from(whole.since(first), is_chosen)[1] if _adds_to_state(one)
+        ]
         rank = len(others), order[id(others[-1].sums[0])] if others else -1
         if rank > most:
-            graph, trunk, blocks, most = part, places, others, rank
+            blocks, most, beginning = others, rank, first
+    if beginning is not None:
+        graph, trunk, blocks = _from_earliest(whole, beginning, blocks, is_chosen)
     while blocks and not _depends_on_state(graph, blocks[0]):
         blocks = blocks[1:]
     if not blocks:
@@ -177,6 +180,42 @@ def _blocks_from(graph, is_chosen):
     return trunk, list(blocks_of(graph, trunk, is_chosen)) if trunk else []
 
 
+def _from_earliest(whole, first, found, is_chosen):
+    """Returns the part of a graph from the earliest tensor on with blocks, its trunk and blocks.
+
+    Blocks that do not add to the state itself are among them, unless they contain other residual
+    additions, as the decoder does that a trunk through its encoder sees as one block.
+    """
+    known = {id(block.sums[0]) for block in found}
+    path = path_to(whole.nodes, first)
+    taken = {id(tensor) for node in path for tensor in node.inputs}
+    before = [tensor for tensor in whole.inputs if id(tensor) in taken]
+    before += [tensor for node in path for tensor in node.outputs]
+    for tensor in [*filter(_is_state, before), first]:
+        part = whole.since(tensor)
+        trunk, blocks = _blocks_from(part, is_chosen)
+        if known <= {id(block.sums[0]) for block in blocks if _adds_to_state(block)}:
+            break
+    own = {id(node) for block in blocks for node in block.sums}
+    return (
+        part,
+        trunk,
+        [
+            block
+            for block in blocks
+            if _adds_to_state(block)
+            or not any(
+                is_residual_sum(node) and id(node) not in own
+                for node in part.nodes[block.begin.index + 1 : block.end.index]
+            )
+        ],
+    )
+
+
+def _is_state(tensor):
+    return keras.backend.is_float_dtype(tensor.dtype)
+
+
 def _beginnings(graph, is_chosen, found):
     """Yields tensors at which another trunk may begin, in order, each of them once."""
     may_end = is_residual_sum if is_chosen is None else is_chosen
@@ -190,8 +229,7 @@ def _beginnings(graph, is_chosen, found):
         if id(node) in inside or not may_end(node):
             continue
         for tensor in node.inputs:
-            is_state = keras.backend.is_float_dtype(tensor.dtype)
-            if is_state and id(tensor) not in seen:
+            if _is_state(tensor) and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield tensor
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfresidual.routing.losses import single
+from tfresidual.routing.losses import OF_CLASSES, OF_LABELS, is_one_of, single, takes_probabilities
 from tfresidual.sources.operations import is_of_keras, unwrapped
 
 # The kinds of probabilities that a last activation can return.
@@ -17,21 +17,9 @@ _KINDS = {
 # Inputs by which activations can be told apart.
 _ROWS = np.array([[-9.0, 0.0, 9.0, 0.0], [1.0, 2.0, -3.0, 0.5]], "float32")
 _OF = keras.losses
-_BINARY_CROSS_ENTROPIES = (
-    *(_OF.BinaryCrossentropy, _OF.binary_crossentropy),
-    *(_OF.BinaryFocalCrossentropy, _OF.binary_focal_crossentropy),
-)
 _LABEL_LOSSES = (
-    *_BINARY_CROSS_ENTROPIES,
+    *OF_LABELS,
     *(_OF.Hinge, _OF.hinge, _OF.SquaredHinge, _OF.squared_hinge),
-)
-_LOSSES_OF_PROBABILITIES = (
-    *_BINARY_CROSS_ENTROPIES,
-    *(_OF.CategoricalCrossentropy, _OF.categorical_crossentropy),
-    *(_OF.SparseCategoricalCrossentropy, _OF.sparse_categorical_crossentropy),
-    *(_OF.CategoricalFocalCrossentropy, _OF.categorical_focal_crossentropy),
-    *(_OF.CategoricalGeneralizedCrossEntropy, _OF.categorical_generalized_cross_entropy),
-    *(_OF.KLDivergence, _OF.kl_divergence),
 )
 _REGRESSIONS = (
     *(_OF.MeanSquaredError, _OF.mean_squared_error, _OF.MeanAbsoluteError, _OF.mean_absolute_error),
@@ -52,22 +40,22 @@ def outputs_of(model, last=None):
 
     The last activation is examined first, by what it does to numbers. Otherwise the kind follows
     from the loss: a regression loss means values, a binary cross-entropy or a hinge one label per
-    output, any other loss classes. A cross-entropy without `from_logits`, or a divergence, takes
-    probabilities, unless the last layer is known to end without an activation. Without either,
-    outputs are logits.
+    output, any other loss classes. With a cross-entropy of classes, sigmoids are of classes too, as
+    Keras takes them: it normalizes them, or takes the softmax of their logits. A cross-entropy
+    without `from_logits`, or a divergence, takes probabilities, unless the last layer is known to
+    end without an activation. Without either, outputs are logits.
     """
     kind = kind_of(model, last)
+    loss = keras.losses.get(single(model.loss)) if model.compiled else None
+    if kind == "label_probabilities" and is_one_of(loss, OF_CLASSES):
+        return "probabilities"
     if kind in PROBABILITIES:
         return kind
-    loss = keras.losses.get(single(model.loss)) if model.compiled else None
-    if _is_one_of(loss, _REGRESSIONS):
+    if is_one_of(loss, _REGRESSIONS):
         return "values"
-    labels = "label_" if _is_one_of(loss, _LABEL_LOSSES) else ""
-    takes_probabilities = _is_one_of(loss, _LOSSES_OF_PROBABILITIES) and not (
-        getattr(loss, "from_logits", False)
-    )
+    labels = "label_" if is_one_of(loss, _LABEL_LOSSES) else ""
     is_known = kind is not None
-    return labels + ("probabilities" if takes_probabilities and not is_known else "logits")
+    return labels + ("probabilities" if takes_probabilities(loss) and not is_known else "logits")
 
 
 def last_operation(graph):
@@ -92,10 +80,6 @@ def last_operation(graph):
 def kind_of(model, last=None):
     """Returns the kind of what the last operation returns, by default the last layer; or `None`."""
     return _kind_of_operation(model.layers[-1] if last is None else last)
-
-
-def _is_one_of(loss, known):
-    return any(isinstance(loss, one) if isinstance(one, type) else loss is one for one in known)
 
 
 def _kind_of_operation(operation):
