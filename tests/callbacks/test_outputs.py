@@ -130,7 +130,12 @@ def test_one_of_several_outputs(name, number, tmp_path):
     path = tmp_path / "saved"
     tfr.export(chain, path)
     pairs = tf.data.Dataset.from_tensor_slices((X, labels if name != "list" else tuple(labels)))
-    for source, data in ((chain, (X, labels)), (chain, pairs.batch(5)), (path, (X, labels))):
+    # Of those of all outputs, or those of this one.
+    given = [(X, labels), (X, [CLASSES, VALUES][number])]
+    for source, data in (
+        (chain, pairs.batch(5)),
+        *((one, d) for one in (chain, path) for d in given),
+    ):
         found = probes.block_metrics(tfr.chain(source), data)["gradient_norm"]
         np.testing.assert_allclose(found, expected, rtol=1e-3)
     callbacks.use_blocks(model, **options)
@@ -211,6 +216,7 @@ def test_outputs_that_cannot_be_taken(tmp_path):
         lambda: tfr.chain(functional(True, False), output=["a", "b"]),
         lambda: probes.block_metrics(chain, (*data, {"a": ones, "b": 2 * ones})),
         lambda: probes.block_metrics(chain, (X, {"a": CLASSES[:, None], "b": VALUES})),
+        lambda: probes.block_metrics(chain, (X, CLASSES)),
         lambda: probes.readout(chain, data),
         lambda: probes.block_metrics(tmp_path / "saved", data),
     ):

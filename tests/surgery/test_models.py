@@ -96,7 +96,7 @@ def test_one_output_of_several():
     middle = layers.Dense(3, activation="softmax")(pooling(model.get_layer("add1").output))
     both = keras.Model(model.input, {"deep": model.output, "middle": middle})
     both.compile("adam", {"deep": "sparse_categorical_crossentropy", "middle": "mse"})
-    found = surgery.without_blocks(both, [(1, 3)], output="deep")
+    found = surgery.without_blocks(both, "stage1/block3", output="deep")
     images = images_of(model)[0]
     np.testing.assert_array_equal(found(images), by_hand((3,))(images))
     assert isinstance(found.optimizer, keras.optimizers.Adam)
@@ -366,7 +366,7 @@ def sharing():
         (by_hand, [None], ["blocks"]),
         (lambda: None, [(1, 0)], ["model"]),
         (lambda: tfr.chain(by_hand()), [(1, 0)], ["model"]),
-        (subclassed, [(1, 0)], ["source"]),
+        (subclassed, [(1, 0)], ["model"]),
         (sharing, [(1, 0)], ["blocks"]),
         (lambda: random_network(blocks=3, widths=(4, 8)), [(2, 0)], ["blocks"]),
         (lambda: random_network(blocks=3, widths=(4,), share_from=1), [(1, 1)], ["blocks"]),

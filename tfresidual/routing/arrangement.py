@@ -90,7 +90,10 @@ class Arrangement:
         return keras.Model(keras.tree.pack_sequence_as(self.inputs, tensors), tensors)
 
     def labels(self, labels, weights=None):
-        """Returns labels and sample weights of the output; a `ValueError` if Keras refuses them."""
+        """Returns labels and sample weights of the output; a `ValueError` if Keras refuses them.
+
+        Of several outputs, the labels of this one alone are taken, too.
+        """
         is_nested = keras.tree.is_nested(labels) or keras.tree.is_nested(weights)
         if len(keras.tree.flatten(self.outputs)) == 1 and not is_nested:
             return labels, weights
@@ -103,6 +106,8 @@ class Arrangement:
             _, of_output, weights = given[0]
         except Exception as error:
             # Keras raises errors of many kinds.
+            if not is_nested:
+                return labels, weights
             structure = keras.tree.map_structure(lambda _: "*", labels)
             names = f" of outputs {self.names}" if self.names else ""
             raise ArgumentError(

@@ -74,6 +74,12 @@ class JoinedArrangement(Arrangement):
 
     def labels(self, labels: Any, weights: Any = None) -> tuple[tf.Tensor, Any]:
         """Returns the labels of the outputs as rows of floats, and the sample weights of all."""
+        if not keras.tree.is_nested(labels):
+            raise ArgumentError(
+                "data",
+                "hold the labels of all outputs, in their structure, for a chain of several",
+                said=f"labels of type {type(labels).__name__}",
+            )
         pairs = [one.labels(labels, weights) for one in self.arrangements]
         given = [tf.convert_to_tensor(of_output) for of_output, _ in pairs]
         shapes = [tuple(one.shape[1:]) for one in given]

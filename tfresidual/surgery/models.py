@@ -192,16 +192,20 @@ def chain_of(model, weights="copy", output=None):
     """Returns the chain of a model that is to be changed; raises the errors of its arguments."""
     check_choice("weights", weights, WEIGHTS)
     if not isinstance(model, keras.Model):
+        raise ArgumentError("model", "be a `keras.Model`", said=f"a {type(model).__name__}")
+    if not has_graph(model):
         raise ArgumentError(
             "model",
-            "be a `keras.Model`",
-            said=f"model={model!r} of type {type(model).__name__}",
+            "be a functional `keras.Model` or a `keras.Sequential`: blocks in the code of another "
+            "model cannot be taken out",
+            said=f"{model.name} of type {type(model).__name__}",
         )
-    if output is None and has_graph(model) and len(model.outputs) > 1:
+    if output is None and len(model.outputs) > 1:
         raise ArgumentError(
             "model",
-            "have one output, as `keras.Model(model.inputs, model.outputs[0])` has; argument "
-            "`output` of `tfresidual.surgery.without_blocks` chooses one of several",
+            "have one output, as `keras.Model(model.inputs, model.outputs[0])` has, compiled with "
+            "the loss of this output; argument `output` of `tfresidual.surgery.without_blocks` "
+            "chooses one of several",
             said=f"{model.name} with {len(model.outputs)} outputs",
         )
     if isinstance(output, (list, tuple)):
@@ -217,13 +221,14 @@ def _route_of(chain, blocks):
         blocks = _pairs_of(blocks)
     if isinstance(blocks, str) or not hasattr(blocks, "__iter__"):
         blocks = [blocks]
-    named = {block.name: block for block in chain.blocks if block.name is not None}
+    named = {f"stage{block.stage}/block{block.index}": block for block in chain.blocks}
+    named |= {block.name: block for block in chain.blocks if block.name is not None}
     pairs = []
     for one in blocks:
         if isinstance(one, str):
             if one not in named:
                 raise ArgumentError(
-                    "blocks", f"name blocks of {chain.name}: {', '.join(named)}", one
+                    "blocks", f"name blocks of {chain.name}, of {', '.join(named)}", one
                 )
             one = named[one].stage, named[one].index
         pairs.append(one)

@@ -28,7 +28,7 @@ from tfresidual.probes.measure import rise_over, weighted_mean
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.agreement import allowed_for
 from tfresidual.routing.batches import batches_of, no_images
-from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit, check_scored
+from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.surgery.costs import Costs, name_of
 from tfresidual.surgery.graphs import layers_of
 from tfresidual.surgery.models import chain_of, rerouted
@@ -137,7 +137,14 @@ def plan(
     if speed is not None and not batch_sizes:
         raise ArgumentError("batch_sizes", "hold the batch size of `speed`", batch_sizes)
     chain = chain_of(model)
-    check_scored(chain)
+    if chain.outputs == "values":
+        raise ArgumentError(
+            "model",
+            "return classes or labels, by which a plan is judged. For other networks, "
+            "`tfresidual.probes.block_importance` ranks blocks, and "
+            "`tfresidual.surgery.without_blocks` takes them out",
+            said=f"{chain.name}, whose outputs are values",
+        )
     units = _units(chain, stages)
     if goal.blocks is not None and goal.blocks > len(units):
         raise ArgumentError(
@@ -455,8 +462,9 @@ def check_read_again(name, chain, before, now, in_order=False):
         raise ArgumentError(
             name,
             "hold the same images whenever it is read: networks are compared on them. Data that is "
-            "shuffled and then cut, or augmented, does not; `tfresidual.datasets.plain(train)` "
-            "gives its images as they are",
+            "augmented does not, nor does data that is shuffled and then cut, as every second "
+            "image is without `test`: leave it in one order, or give `test`. Of a training dataset "
+            "of `tfresidual.datasets.load`, `datasets.plain(train)` gives the images as they are",
             said="other images when it was read again"
             + (", or another order of them" if in_order else ""),
         )
