@@ -147,6 +147,9 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
     Blocks are those of `tfresidual.chain(model)`; `use_blocks` chooses others, such as the
     attention and feed-forward layers inside of the layers of a transformer.
 
+    A class for a probe of one's own has two methods: `probe`, which runs it, and `keys`, which
+    names what that returns.
+
     Args:
         data: images and labels: a `tf.data.Dataset` in batches, or a tuple `(images, labels)` or
             `(images, labels, weights)` of arrays, or a dict of these by split name, which every key
@@ -199,17 +202,16 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
 
     def probe(self, chain: Chain) -> dict[str, float]:
         """Runs the probe and returns a dict of floats by log key."""
-        data = (self.data,) if self.reads_data else ()
+        declared, data = self._declared, (self.data,) if self.reads_data else ()
         given = {name: getattr(self, name) for name in self.takes}
         frame = getattr(probes, self.runs)(chain, *data, **given)
         self.keep(**{self.runs: frame})
-        declared = PROBES[self.runs]
         logs = block_logs(frame, declared.published, declared.prefix)
         return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain: Chain) -> list[str]:
         """Returns all keys that `probe` returns for a chain."""
-        declared = PROBES[self.runs]
+        declared = self._declared
         places = published_places(declared, chain)
         return [
             log_key(declared.prefix + name, block.stage, block.index, split)
@@ -218,6 +220,18 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
             for name, published in places.items()
             if (block.stage, block.index) in published
         ]
+
+    @property
+    def _declared(self):
+        """What is declared of the probe that it runs."""
+        if self.runs:
+            return PROBES[self.runs]
+        raise ArgumentError(
+            "callbacks",
+            "hold probe callbacks with the methods `probe(chain)`, which returns a dict of numbers "
+            "by key, and `keys(chain)`, which returns the keys as a list",
+            said=f"{type(self).__name__}, which lacks one of them",
+        )
 
     def check(self, chain: Chain) -> None:
         """Raises a `ValueError` if it is known that the probe cannot be run on a chain."""

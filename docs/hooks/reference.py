@@ -47,12 +47,23 @@ def rows_of(path, members):
     """Returns the rows of an object, or those of members of a module."""
     parent, _, name = path.rpartition(".")
     if not members:
-        return [(f"`{name}`", first_sentence(getattr(importlib.import_module(parent), name)))]
+        found = getattr(importlib.import_module(parent), name)
+        return [(f"`{public_name(found, path)}`", first_sentence(found))]
     module = importlib.import_module(path)
     return [
-        (f"`{name}.{member}`", first_sentence(getattr(module, member)))
+        (f"`{public_name(module, path)}.{member}`", first_sentence(getattr(module, member)))
         for member in re.findall(r"\w+", members)
     ]
+
+
+def public_name(found, path):
+    """Returns the shortest name under which an object can be imported."""
+    *parents, name = path.split(".")
+    for count in range(1, len(parents) + 1):
+        package = ".".join(parents[:count])
+        if getattr(importlib.import_module(package), name, None) is found:
+            return f"{package}.{name}"
+    return path
 
 
 def first_sentence(found):

@@ -627,7 +627,8 @@ def page(rows):
                     notes.append(text)
                 word = WORKS if text.startswith(AND_NOTES) else "no"
                 cells.append(f"{word}, {notes.index(text) + 1}")
-            parts.append(f"| {name} | {' | '.join(cells)} |\n")
+            shown = f"{name}, {TOLD[name]}" if name in TOLD else name
+            parts.append(f"| {shown} | {' | '.join(cells)} |\n")
     parts.append("\n## Messages\n\n")
     parts += [
         f"{number}. {note.removeprefix(AND_NOTES)}\n" for number, note in enumerate(notes, start=1)
@@ -635,6 +636,12 @@ def page(rows):
     return "".join(parts)
 
 
+# What callbacks are told of a model before `fit`, and `tfresidual.chain` by the same arguments.
+TOLD = {
+    "subclassed": "after `callbacks.use_blocks(model, inputs=batch)`",
+    "several outputs": "after `callbacks.use_blocks(model, output=name)`",
+    "outputs in a dict": "after `callbacks.use_blocks(model, output=key)`",
+}
 HEAD = """# What `fit` takes
 
 Kinds of models, data and trainings that Keras' `fit` accepts, and what callbacks and probes do with
@@ -648,6 +655,10 @@ error says why: the number is that of the message below. The trainings are in
 - **StepMetrics**: the means over the images of all steps of the last epoch.
 - **ExportForProbing**: `block_metrics` of the SavedModel that it writes.
 - **probes by hand**: `block_metrics` of `tfresidual.chain(model)` after training.
+
+Where blocks are not found without help, callbacks are told once, before `fit`, by
+[`callbacks.use_blocks`](reference/callbacks.md), and `tfresidual.chain` by the same arguments. An
+error says when that is needed.
 """
 
 

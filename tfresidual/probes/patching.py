@@ -397,8 +397,8 @@ def _checked_positions(positions):
     if np.iterable(listed) and any(is_int(one) and one < 0 for one in listed):
         raise ArgumentError(
             "positions",
-            "count from 0: the last position of an image depends on its padding. Of images of 7 "
-            "positions without padding, the last one is 6",
+            "count from 0: the last position of an image depends on its padding. Without padding, "
+            "the last one of n positions is n - 1",
             positions,
         )
     return check_ints("positions", listed, 0)

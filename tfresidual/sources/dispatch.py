@@ -90,7 +90,7 @@ def chain(
             they take. By default, residual additions are the blocks.
         opened: which layers are replaced by what they compute inside, where additions are blocks;
             chosen in the same way, but not together with `blocks`. `True` opens all layers that are
-            not of Keras or of this package, `False` none. By default all of these, but only if no
+            not in `keras.layers` or of this package, `False` none. By default all of these, but only if no
             addition is seen without opening them.
         inputs: a batch of inputs of the model (`inputs=next(iter(data))[0]`), or
             `keras.KerasTensor`s in its structure. Needed for a subclassed model, and for opening
@@ -108,8 +108,8 @@ def chain(
             not reach the outputs, so that the loss of `fit` counts them.
         output: which output of a model with several: its key in a dict (or keys and places,
             `"heads/left"`), the name of the layer that returns it, or its place in a list, from 0.
-            Loss (times its weight in `loss_weights`), labels and sample weights are those of this
-            output. A list or tuple of two or more outputs `(images, numbers)` with the same sample
+            Loss (times its weight in `loss_weights`) and sample weights are those of this output;
+            data has labels as `fit` takes them, or those of this output alone. A list or tuple of two or more outputs `(images, numbers)` with the same sample
             weights adds their losses; they stand side by side, as values that are not scored.
         strategy: a `tf.distribute.MirroredStrategy`: probes share out the images of a batch over
             its replicas. By default that of the model (or, for a SavedModel, of the scope in which

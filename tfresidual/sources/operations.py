@@ -53,11 +53,15 @@ def is_unknown(operation):
 
 
 def may_hide(layer):
-    """Returns whether something is a layer written by others, which may contain additions."""
+    """Returns whether something is a layer written by others, which may contain additions.
+
+    Those that Keras wrote for its applications count as such.
+    """
     if isinstance(layer, (keras.layers.Lambda, keras.layers.Wrapper)):
         return False
-    is_layer = isinstance(layer, keras.layers.Layer)
-    return is_layer and package_of(type(layer)) not in KNOWN_PACKAGES
+    is_layer, kind = isinstance(layer, keras.layers.Layer), type(layer)
+    is_of_applications = ".applications." in kind.__module__
+    return is_layer and (is_of_applications or package_of(kind) not in KNOWN_PACKAGES)
 
 
 def may_mask(operation):

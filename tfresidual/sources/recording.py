@@ -312,7 +312,8 @@ def recorded_model(model, inputs, is_opened):
             "source",
             "be a functional `keras.Model` or a `keras.Sequential` with a defined input; for other "
             "models, such as subclassed ones, `inputs` must be a batch of inputs, or "
-            "`keras.KerasTensor`s of their shapes, with which the blocks are found",
+            "`keras.KerasTensor`s of their shapes, with which the blocks are found; callbacks are "
+            "told by `tfresidual.callbacks.use_blocks(model, inputs=batch)` before `fit`",
             said=f"source={model.name} of type {type(model).__name__}, inputs=None",
         )
     with _BUILDING, _explained(model, inputs):
