@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import warnings
 from typing import TYPE_CHECKING
 
 import keras
@@ -19,6 +18,7 @@ from tfresidual.definitions.arguments import (
     check_ints,
     checked_path,
 )
+from tfresidual.definitions.warning import warn
 from tfresidual.machine.files import check_can_write, remove_unfinished
 from tfresidual.machine.locks import locked, remove_abandoned
 from tfresidual.sources.exporting import export
@@ -117,10 +117,9 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
         to_come = range(epoch + 1 if epoch else 0, last + 1)
         planned = {number for number in to_come if self._is_chosen(number)}
         if not planned and self.epochs is None:
-            warnings.warn(
+            warn(
                 f"ExportForProbing exports every {self.every} epochs, but the training has only "
-                f"{epoch_numbers(epoch, last)}: nothing will be exported.",
-                stacklevel=2,
+                f"{epoch_numbers(epoch, last)}: nothing will be exported."
             )
         if planned:
             check_can_write("folder", self.folder, is_folder=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import warnings
 from typing import TYPE_CHECKING
 
 from tfresidual.definitions.arguments import check_choice
+from tfresidual.definitions.warning import warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,8 +47,7 @@ class GoesOn:
             kind = re.sub(NUMBER, "0", f"{lost}: {cause}")
             if kind not in self.warned_of:
                 self.warned_of.add(kind)
-                warnings.warn(
+                warn(
                     f"{type(self).__name__} failed, and training goes on without {lost}; "
-                    f'`on_error="raise"` ends it instead. Cause: {cause}',
-                    stacklevel=2,
+                    f'`on_error="raise"` ends it instead. Cause: {cause}'
                 )

@@ -1,9 +1,10 @@
 """Checks that callbacks are placed after the callbacks whose logs they read."""
 
 import inspect
-import warnings
 
 import keras
+
+from tfresidual.definitions.warning import warn
 
 # Callbacks that record everything in the logs.
 LOGGERS = (
@@ -28,10 +29,9 @@ def warn_of_earlier(callback, kind, keys):
             what = f"does not see {monitored!r}, which {name} publishes"
         else:
             continue
-        warnings.warn(
+        warn(
             f"{type(earlier).__name__} comes before {name} in the list of callbacks, so it "
-            f"{what}. Move it after the callbacks that run probes.",
-            stacklevel=2,
+            f"{what}. Move it after the callbacks that run probes."
         )
 
 

@@ -18,6 +18,7 @@ from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.definitions.arguments import ArgumentError, check_int, formerly
 from tfresidual.definitions.declarations import PROBES
+from tfresidual.definitions.warning import warn
 from tfresidual.machine.settings import settings_of
 from tfresidual.probes.guessing import AT_CHANCE
 from tfresidual.probes.logs import block_logs, log_key, published_places
@@ -103,12 +104,11 @@ def chain_in_training(model):
     if is_old or change_of(probed.chain) is not None:
         probed.chain, probed.state = sources.chain(model, **probed.options), state
         if any(OPENS_WITH_INPUTS in note for note in probed.chain.notes):
-            warnings.warn(
+            warn(
                 f"Callbacks take whole layers of {model.name} as blocks, since they do not see the "
                 "size of its inputs: `callbacks.use_blocks(model, inputs=batch)` before `fit` "
                 "shows them the blocks inside; `callbacks.use_blocks(model, opened=False)` says "
-                "that whole layers are meant.",
-                stacklevel=2,
+                "that whole layers are meant."
             )
     return probed.chain
 
@@ -266,10 +266,9 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         # Only now is the first epoch of this training run known.
         epochs = (self.params or {}).get("epochs")
         if epochs and epochs // self.every == epoch // self.every:
-            warnings.warn(
+            warn(
                 f"{type(self).__name__} runs every {self.every} epochs, but the training has only "
-                f"{epoch_numbers(epoch, epochs)}: it will never run.",
-                stacklevel=2,
+                f"{epoch_numbers(epoch, epochs)}: it will never run."
             )
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import types
-import warnings
 from typing import TYPE_CHECKING
 
 import keras
@@ -27,6 +26,7 @@ from tfresidual.callbacks.training_step import (
     reduction_of,
 )
 from tfresidual.definitions.arguments import ArgumentError, check_int, checked_path
+from tfresidual.definitions.warning import warn
 from tfresidual.machine.files import check_can_write
 from tfresidual.machine.first_step import changed_method
 from tfresidual.probes.block_metrics import metrics_of
@@ -256,11 +256,10 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
     def _warn_of_missed(self, missed):
         if not self._has_missed:
             self._has_missed = True
-            warnings.warn(
+            warn(
                 f"{self.model.name} did training steps that are not measured, {missed} so far: its "
                 "training function was replaced after `StepMetrics` looked. Place the callback "
-                "that does this, such as with `make_train_function`, before `StepMetrics`.",
-                stacklevel=3,
+                "that does this, such as with `make_train_function`, before `StepMetrics`."
             )
 
     def _steps_before(self, epoch):
@@ -278,11 +277,10 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
         if known is None:
             known = int(self.model.optimizer.iterations)
             if self._files or self.every > 1:
-                warnings.warn(
+                warn(
                     f"It is not known how many steps the training had before epoch {epoch}, since "
                     "the number of batches is unknown and no `csv` of earlier epochs is continued. "
-                    f"Steps are counted from {known}, the iterations of the optimizer.",
-                    stacklevel=3,
+                    f"Steps are counted from {known}, the iterations of the optimizer."
                 )
         return known
 

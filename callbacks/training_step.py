@@ -13,7 +13,6 @@ import contextlib
 import functools
 import math
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.metrics import wide
+from tfresidual.definitions.warning import warn
 from tfresidual.routing.batches import IN_RANGE
 from tfresidual.routing.block_values import values_of_block
 from tfresidual.routing.devices import this_replica
@@ -134,11 +134,10 @@ class MeasuredStep:
             of_weights = sum(weight.regularizer is not None for weight in weights)
             added = len(self.model.losses) - of_weights
         if added:
-            warnings.warn(
+            warn(
                 f"Layers of {self.model.name} add losses (activity regularizers or `add_loss`). "
                 "The gradients of the training step, which `StepMetrics` measures, include theirs; "
-                "those of `BlockMetrics` are of the loss of `compile` alone.",
-                stacklevel=2,
+                "those of `BlockMetrics` are of the loss of `compile` alone."
             )
 
     @contextlib.contextmanager

@@ -606,7 +606,7 @@ def test_tune(data_dir, here):
     assert found.startswith("not satisfied: no depth inside the bounds brings every mean")
     assert "stage 2 at 2 blocks, stage 3 at 2 blocks" in found
     assert_no_noise(result.stderr)
-    assert "trial 1: 1 2 2 blocks, mean scaled perturbation " in result.stderr
+    assert "trial 0: 1 2 2 blocks, mean scaled perturbation " in result.stderr
     again = here(*SEARCH, "--data-dir", data_dir)
     assert (again.returncode, again.stdout) == (1, result.stdout)
     assert "training" not in again.stderr

@@ -228,7 +228,7 @@ def test_a_search_without_a_trial_is_watched(tmp_path, capsys):
     oracle.end_trial(trial)
     for _ in range(2):
         watch()
-    assert capsys.readouterr().err == "trial 1: 2 2 2 blocks failed\n"
+    assert capsys.readouterr().err == "trial 0: 2 2 2 blocks failed\n"
 
 
 # A part of a search, by the environment
@@ -294,7 +294,7 @@ def test_the_log_of_a_worker_says_what_failed(settings, tmp_path, monkeypatch, c
     lines = [line for line in err.splitlines() if re.match(r"\d{4}-.* trial ", line)]
     for line, text in zip(lines, ("started", "failed: FailedTrialError: too deep"), strict=True):
         when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
-        assert re.fullmatch(rf"{when} trial 1: 2 2 2 blocks, {text}", line)
+        assert re.fullmatch(rf"{when} trial 0: 2 2 2 blocks, {text}", line)
 
 
 # The experiment around it

@@ -920,8 +920,11 @@ def test_outputs_that_the_loss_takes_for_something_else(name):
     assert chain.outputs == kind
     is_odd = "logits" in kind
     assert len(chain.notes) == is_odd
-    with pytest.warns(UserWarning, match="logits") if is_odd else contextlib.nullcontext():
+    warned = pytest.warns(UserWarning, match="logits") if is_odd else contextlib.nullcontext()
+    with warned as caught:
         measured = chain.loss(labels, chain(images))
+    # The line is that of the user.
+    assert not is_odd or caught[0].filename == __file__
     np.testing.assert_allclose(np.mean(measured), expected, rtol=1e-5)
     last = probes.readout(chain, (images, labels))["cross_entropy"].iloc[-1]
     assert np.isclose(last, expected, rtol=1e-5) != is_odd

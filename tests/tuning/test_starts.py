@@ -60,7 +60,7 @@ def test_searches_that_begin_on_a_busy_machine(tmp_path, busy):
             told = log.read()
         folder = tmp_path / f"search{number}"
         # One trial is not enough for a depth.
-        if done.returncode != 1 or told.count("trial 1: 1 1 1 blocks") != 1:
+        if done.returncode != 1 or told.count("trial 0: 1 1 1 blocks") != 1:
             return told
         trace = pd.read_csv(folder / "frames" / "trace.csv")
         names = sorted(path.name for path in folder.iterdir())

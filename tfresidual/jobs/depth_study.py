@@ -208,7 +208,7 @@ class _Logged(tuning.DepthSearch):
 
     def run_trial(self, trial, *args, **kwargs):
         depths = tuning.blocks(trial.hyperparameters)
-        text = f"trial {int(trial.trial_id) + 1}: {blocks_text(depths)}"
+        text = f"trial {int(trial.trial_id)}: {blocks_text(depths)}"
         _log(f"{text}, started")
         try:
             measured = super().run_trial(trial, *args, **kwargs)
@@ -310,7 +310,7 @@ class _Watch:
             if trial in self.said or first["status"] == "running":
                 continue
             self.said.add(trial)
-            text = f"trial {trial + 1}: {blocks_text(rows['blocks'])}"
+            text = f"trial {trial}: {blocks_text(rows['blocks'])}"
             if first["status"] == "failed":
                 say(self.console, f"{text} failed")
                 continue
@@ -368,7 +368,11 @@ def _summary(settings, outcome, trace, error, seconds):
     if outcome.error is not None:
         depths += f", error {outcome.error:.1%}"
     tiles = [
-        (titles.get(outcome.status, "Depth").capitalize(), depths, outcome.message),
+        (
+            titles.get(outcome.status, "Depth").capitalize(),
+            depths,
+            outcome.message.replace("`", ""),
+        ),
         (
             "Rule",
             f"{settings.epsilon:g} or less",

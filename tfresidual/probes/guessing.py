@@ -1,11 +1,11 @@
 """The error of guessing, and networks that do no better."""
 
 import math
-import warnings
 
 import numpy as np
 
 from tfresidual.definitions.chance import is_below
+from tfresidual.definitions.warning import warn
 from tfresidual.probes.measure import weighted_mean
 
 
@@ -43,10 +43,9 @@ def warn_of_chance(values):
     """
     for split, part in values.items():
         if text := chance_text(part, split):
-            warnings.warn(
+            warn(
                 f"{text} If it was better in training, its batch normalization has not settled, "
-                "and `tfresidual.surgery.update_statistics` measures it again.",
-                stacklevel=4,
+                "and `tfresidual.surgery.update_statistics` measures it again."
             )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from tfresidual.definitions.declarations import (
     Panel,
     Probe,
 )
+from tfresidual.definitions.warning import warn
 from tfresidual.machine.compiled import compiled
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.measure import (
@@ -588,22 +588,20 @@ def _warn_of_noise(differences, weights):
     """Warns if the runs on data and source differ by less than noise in what is measured."""
     mean, error = weighted_mean(differences, weights), standard_error(differences, weights)
     if mean == 0 or abs(mean) < STANDARD_ERRORS * error:
-        warnings.warn(
+        warn(
             f"The runs on `data` and `source` differ by {mean:.3g} in what is measured, "
             f"with a standard error of {error:.2g}: `effect`, a share of this difference, is "
             "noise, and NaN over 0. Read `difference`, or choose pairs or a `target` for which the "
-            'runs differ, such as `target=("label", "source label")`.',
-            stacklevel=4,
+            'runs differ, such as `target=("label", "source label")`.'
         )
 
 
 def _warn_of_whole_states(effects):
     """Warns if the effects are 1 because whole states bring all that follows with them."""
     if len(effects) and np.allclose(effects, 1, rtol=0, atol=0.01):
-        warnings.warn(
+        warn(
             "The whole state is put in, so the effect is 1 after every block by construction: ask "
-            "for `positions`, or for `what='addition'`.",
-            stacklevel=3,
+            "for `positions`, or for `what='addition'`."
         )
 
 

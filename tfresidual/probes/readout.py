@@ -31,7 +31,8 @@ DECLARATION = Probe(
     needs=("classes",),
     columns={
         "error": Column(
-            "share of the images that are classified wrongly",
+            "share of the images that are classified wrongly: of several labels, those whose n "
+            "highest outputs are not their n labels",
             at_least=0,
             at_most=1,
             paper="IC fig. 2a",

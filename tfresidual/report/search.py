@@ -41,8 +41,6 @@ def search_sections(trace: Frame, epsilon: float, images: str | None = None) -> 
     Returns:
         A list of `Section`.
     """
-    # Trials count from 1, as on the console and in the figure.
-    counted = trace.assign(trial=trace["trial"] + 1)
     return [
         Section(
             "The search",
@@ -55,18 +53,17 @@ def search_sections(trace: Frame, epsilon: float, images: str | None = None) -> 
             "falls with depth, too.",
             source="Hauser 2019, figures 6 and 7, section 2.3",
             images=images,
-            numbers=numbers_text(counted, "mean_scaled_perturbation"),
+            numbers=numbers_text(trace, "mean_scaled_perturbation"),
         ),
         Section(
             "Trials",
             "What was trained, and what was measured on images that were held out?",
-            frame=counted[[column for column in COLUMNS if column in trace]],
-            reading="The trial counts from 1, as in the figure; the frame and the files count from "
-            "0. The depth asked for is the number of blocks to measure at which the rule "
-            "would be met if the distance stayed the same. Blocks that change the shape of "
-            "the state are not measured. As built: the same network untrained, with the statistics "
-            "of these images; training has moved a mean if it has changed by more than two "
-            "standard errors. Chance: the error of always giving the most common label.",
+            frame=trace[[column for column in COLUMNS if column in trace]],
+            reading="Trials count from 0. The depth asked for is the number of blocks to measure "
+            "at which the rule would be met if the distance stayed the same. Blocks that change "
+            "the shape of the state are not measured. As built: the same network untrained, with "
+            "the statistics of these images; training has moved a mean if it has changed by more "
+            "than two standard errors. Chance: the error of always giving the most common label.",
             source="Hauser 2019, equation 11",
             images=images,
         ),

@@ -183,6 +183,7 @@ def _line_of(error):
     """Returns what Keras says in bold, or the beginning of all it says, without numbers of data."""
     bold = re.search("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)
     text = re.sub(r"\[[\s\d.eE+-]+\]", "[...]", bold[1] if bold else str(error))
+    text = re.sub(r"(\[\.\.\.\]\s*){2,}", "[...] ", text)
     return textwrap.shorten(text, 300, placeholder=" ...")
 
 

@@ -1,6 +1,5 @@
 """Runs a compiled function of a chain over a dataset, batch by batch. TensorFlow only."""
 
-import warnings
 from collections.abc import Iterator, Mapping
 
 import keras
@@ -8,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError, check_bool
+from tfresidual.definitions.warning import warn
 from tfresidual.machine.console import progress_bar
 from tfresidual.machine.passes import is_from_python, without_tuning
 from tfresidual.routing.agreement import check_run
@@ -369,19 +369,17 @@ def _checked(batches, chain=None, with_labels=False, with_all=False):
         if len(labels):
             if is_whole and any(map(_has_gaps, keras.tree.flatten(images))):
                 is_whole = False
-                warnings.warn(
+                warn(
                     "The data holds images in which no number is finite: what is measured on them, "
-                    "and every mean over them, is NaN or says nothing.",
-                    stacklevel=2,
+                    "and every mean over them, is NaN or says nothing."
                 )
             if with_labels and chain is not None:
                 labels = prepared_labels(chain, images, labels, weights)
             yield images, labels, of_images
     if len(shapes) > MOST_SHAPES:
-        warnings.warn(
+        warn(
             f"The data holds batches of {len(shapes)} shapes, and probes are compiled for each of "
-            "them. Padded to a few lengths, they take less time.",
-            stacklevel=2,
+            "them. Padded to a few lengths, they take less time."
         )
 
 

@@ -5,7 +5,6 @@ import inspect
 import itertools
 import json
 import math
-import warnings
 
 import keras
 import numpy as np
@@ -13,6 +12,7 @@ import tensorflow as tf
 from keras import ops
 
 from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.warning import warn
 from tfresidual.machine.first_step import changed_method
 from tfresidual.routing.agreement import ALONE
 from tfresidual.routing.outputs import logits_of, operation_of
@@ -153,7 +153,7 @@ def noted(losses, note):
     def told(labels, outputs):
         if not is_said:
             is_said.append(True)
-            warnings.warn(note, stacklevel=2)
+            warn(note)
         return losses(labels, outputs)
 
     return told

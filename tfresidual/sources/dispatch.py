@@ -90,8 +90,8 @@ def chain(
             they take. By default, residual additions are the blocks.
         opened: which layers are replaced by what they compute inside, where additions are blocks;
             chosen in the same way, but not together with `blocks`. `True` opens all layers that are
-            not in `keras.layers` or of this package, `False` none. By default all of these, but only if no
-            addition is seen without opening them.
+            not in `keras.layers` or of this package, `False` none. By default all of these, but
+            only if no addition is seen without opening them.
         inputs: a batch of inputs of the model (`inputs=next(iter(data))[0]`), or
             `keras.KerasTensor`s in its structure. Needed for a subclassed model, and for opening
             layers that need to know the number of positions; the chain then takes only inputs of
@@ -109,8 +109,9 @@ def chain(
         output: which output of a model with several: its key in a dict (or keys and places,
             `"heads/left"`), the name of the layer that returns it, or its place in a list, from 0.
             Loss (times its weight in `loss_weights`) and sample weights are those of this output;
-            data has labels as `fit` takes them, or those of this output alone. A list or tuple of two or more outputs `(images, numbers)` with the same sample
-            weights adds their losses; they stand side by side, as values that are not scored.
+            data has labels as `fit` takes them, or those of this output alone. A list or tuple of
+            two or more outputs `(images, numbers)` with the same sample weights adds their losses;
+            they stand side by side, as values that are not scored.
         strategy: a `tf.distribute.MirroredStrategy`: probes share out the images of a batch over
             its replicas. By default that of the model (or, for a SavedModel, of the scope in which
             it is read); one with a single replica, such as `tf.distribute.get_strategy()` outside

@@ -10,6 +10,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_choice, check_int, is_int
+from tfresidual.definitions.warning import warn
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing import routes
 from tfresidual.routing.agreement import allowed_difference, difference, sample_images
@@ -182,10 +183,7 @@ def _compile(made, model, whole):
         # Losses and metrics written by others may not be made from their configuration.
         reason = str(error)
     if not made.compiled:
-        warnings.warn(
-            f"{made.name} is not compiled as {model.name} is, since {reason}: call `compile`",
-            stacklevel=4,
-        )
+        warn(f"{made.name} is not compiled as {model.name} is, since {reason}: call `compile`")
 
 
 def chain_of(model, weights="copy", output=None):

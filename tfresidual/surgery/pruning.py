@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 import keras
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int, check_number
 from tfresidual.definitions.chance import STANDARD_ERRORS
+from tfresidual.definitions.warning import warn
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.batches import batches_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -160,11 +160,10 @@ def planned(model, plan, data, judge, statistics):
         frame = judge.added(frame, made, STATISTICS)
         row = frame.iloc[-1]
         if row["error_rise"] + STANDARD_ERRORS * row["error_rise_se"] < 0:
-            warnings.warn(
+            warn(
                 "With its statistics measured again, the smaller network errs less than the whole "
                 "one: those of the whole network have not settled either. Give them to it before, "
-                "with `tfresidual.surgery.update_statistics`, and both are compared alike.",
-                stacklevel=3,
+                "with `tfresidual.surgery.update_statistics`, and both are compared alike."
             )
     return made, frame
 

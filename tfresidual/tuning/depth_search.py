@@ -24,6 +24,7 @@ from keras_tuner.engine.tuner import maybe_distribute
 from tfresidual import probes, sources
 from tfresidual.definitions.arguments import ArgumentError, check_int, check_number
 from tfresidual.definitions.settings import EPSILON
+from tfresidual.definitions.warning import warn
 from tfresidual.machine.archives import RefusedFileError, check_weights_file
 from tfresidual.machine.files import check_room, damaged, read_json, replacing
 from tfresidual.machine.first_step import build_optimizer, traced_once
@@ -428,11 +429,10 @@ class DepthSearch(BuildingTuner):
             return
         if not is_worker() and not (is_there and self.oracle.is_begun()):
             if self.oracle.start_order:
-                warnings.warn(
+                warn(
                     "The search in the folder was begun by an earlier version, which did not "
                     "record what networks it searches. It resumes as if `hypermodel` built the "
-                    f"same ones. Received: folder={str(path.parent)!r}",
-                    stacklevel=3,
+                    f"same ones. Received: folder={str(path.parent)!r}"
                 )
             space = self.oracle.get_space()
             network = self._fingerprint(space)
