@@ -153,7 +153,9 @@ KINDS = [
     ("values", dense("relu"), ("mae",)),
     ("values", dense("exponential"), ("poisson",)),
     ("probabilities", dense(tf.nn.softmax), ("mse", "binary_crossentropy")),
-    ("label_probabilities", dense("sigmoid"), ("mse", SPARSE)),
+    ("label_probabilities", dense("sigmoid"), ("mse", "binary_crossentropy")),
+    # Keras takes the softmax of the logits of such sigmoids.
+    ("probabilities", dense("sigmoid"), (SPARSE, keras.losses.CategoricalCrossentropy())),
     # It fails on rows of another size.
     ("probabilities", dense(lambda x: tf.nn.softmax(x * WEIGHTS)), (SPARSE,)),
     ("logits", lambda x: layers.ReLU()(FLAT(dense()(x))), (None,)),
