@@ -372,7 +372,10 @@ def entries_of(paper):
 
 
 def cases_by(frame, keys, function):
-    """Returns the cases of a function `(rows) -> (effect, holds)`, one per value of columns."""
+    """Returns the cases of a function of rows, one per value of columns.
+
+    The function returns what a `Case` has beside its name.
+    """
     found = []
     for key, rows in frame.groupby([*keys], sort=False):
         named = dict(zip(keys, key, strict=True))

@@ -818,7 +818,8 @@ def _(frames):
         found = ways(rows)
         first = costliest([one for one in found if one[0] < 3])
         later = costliest([one for one in found if one[0] >= 3])
-        return first, every(first.over(0.3), (first - later).over(0))
+        holds = every(first.over(0.3), (first - later).over(0))
+        return first, holds, f"later blocks up to {later.value:.3f}"
 
     return cases_by(in_order(frames["drop_blocks"]), PUBLISHED, judged)
 

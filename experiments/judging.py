@@ -179,11 +179,13 @@ class Case:
         name: which one.
         effect: the number that shows how much.
         holds: whether the statement is true of it, `None` if that is within noise.
+        beside: what else decides that, as text, or nothing.
     """
 
     name: Any
     effect: Measured
     holds: bool | None
+    beside: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -427,7 +427,10 @@ def details_of(statement, judgements):
         said = f"- `{one.size}`: **{one.kind}**"
         if one.why:
             said += f" ({one.why})"
-        cases = "; ".join(f"{case.name}: {in_words(case.effect)}" for case in one.cases)
+        cases = "; ".join(
+            f"{case.name}: {in_words(case.effect)}{f' ({case.beside})' if case.beside else ''}"
+            for case in one.cases
+        )
         before = values_of(one.untrained)
         lines.append(
             f"{said}. {cases}{f'; untrained: {before}' if before else ''}".rstrip(". ") + "."
