@@ -400,9 +400,12 @@ def test_a_line_between_sequences_of_numbers():
 def causal_network(mask_zero=False):
     tokens = keras.Input((5,), dtype="int32")
     state = layers.Embedding(6, 3, mask_zero=mask_zero)(tokens)
-    state = state + layers.Dense(3, activation="tanh")(state)
-    state = state + layers.MultiHeadAttention(1, 3)(state, state, use_causal_mask=True)
-    state = state + layers.Dense(3, activation="tanh")(state)
+    # A mask passes through these; attention takes it from what it reads.
+    state = layers.Add()([state, layers.Dense(3, activation="tanh")(state)])
+    read = layers.LayerNormalization()(state)
+    branch = layers.MultiHeadAttention(1, 3)(read, read, use_causal_mask=True)
+    state = layers.Add()([state, branch])
+    state = layers.Add()([state, layers.Dense(3, activation="tanh")(state)])
     net = keras.Model(tokens, layers.Dense(4)(state))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     net.compile("sgd", loss)

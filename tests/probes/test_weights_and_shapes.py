@@ -30,6 +30,7 @@ ARGUMENTS = {
     "repeat_last_block": {"times": 2},
     "borderline": {"times": 1, "probability": 0.9},
     "convergence_indices": {"times": 2, "chance": "largest class"},
+    "patching": {"what": "addition"},
 }
 NAMES = (
     *ARGUMENTS,
@@ -39,7 +40,6 @@ NAMES = (
     "first_order",
     "lens",
     "line_element",
-    "patching",
     "perturbation",
     "readout",
     "shuffle_blocks",
