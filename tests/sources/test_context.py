@@ -12,6 +12,7 @@ from keras import layers, ops
 from refusals import refused
 
 import tfresidual as tfr
+from tfresidual import probes
 from tfresidual.routing import evaluate
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.gradients import walk_with_gradients
@@ -466,3 +467,55 @@ def test_other_inputs_and_masks_leave_the_blocks_as_they_are():
     assert found["head"] == found["block"] == found[None]
     # The embedding is wider than the state of the others.
     assert [kind for *_, kind, _ in found["mask"]][1:] == [kind for *_, kind, _ in found[None]][1:]
+
+
+class Whole(layers.Layer):
+    """A block that adds with a layer, which makes a mask of the masks of both."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.parts, self.add = parts, layers.Add()
+        self.supports_masking = True
+
+    def call(self, state):
+        return self.add([state, self.parts[1](self.parts[0](state))])
+
+
+def as_model(parts, state):
+    inner = keras.Input(state.shape[1:])
+    added = layers.Add()([inner, parts[1](parts[0](inner))])
+    return keras.Model(inner, added)(state)
+
+
+# How a block of a network with a mask may be written, and options of `tfr.chain`.
+WRITTEN = {
+    "in the network": (lambda p, s: layers.Add()([s, p[1](p[0](s))]), {}),
+    "a model": (as_model, {}),
+    "a branch that is a model": (
+        lambda p, s: layers.Add()([s, keras.Sequential(list(p))(s)]), {},
+    ),
+    "an opened layer": (lambda p, s: Whole(p)(s), {}),
+    "a whole layer": (lambda p, s: Whole(p)(s), {"blocks": Whole}),
+}  # fmt: skip
+
+
+def test_a_mask_reaches_all_however_blocks_are_written():
+    """The read-out after a block has the mask, too, that the network has at its end."""
+    data, found = (IDS, np.arange(len(IDS)) % 4), []
+    parts = [(layers.LayerNormalization(), layers.Dense(WIDTH, "tanh")) for _ in range(3)]
+    embedding, head = embedded(), layers.Dense(4, "softmax")
+    for write, options in WRITTEN.values():
+        inputs = keras.Input((7,), dtype="int32")
+        state = embedding(inputs)
+        for pair in parts:
+            state = write(pair, state)
+        model = keras.Model(inputs, head(layers.GlobalAveragePooling1D()(state)))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        chain = tfr.chain(model, **options)
+        measures = (probes.lens, probes.drop_blocks, probes.block_metrics)
+        frames = [measure(chain, data) for measure in measures]
+        frames.append(probes.patching(chain, data, target=0, what="addition"))
+        found.append([frame.to_numpy(float) for frame in frames])
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)

@@ -5,6 +5,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
+import itertools
 import re
 from typing import Any
 
@@ -87,17 +88,41 @@ class Node:
 
     def __call__(self, values):
         """Calls the operation without training; takes and returns values of tensors by id."""
-        for tensor, mask in self.masked:
-            values[id(tensor)]._keras_mask = values[id(mask)]
         call = CALLER.get()
-        made = self.applied(values) if call is None else call(self, values)
+        with self._taking_masks(values):
+            made = self.applied(values) if call is None else call(self, values)
         results = keras.tree.flatten(made)
         # A layer whose output has a shape may return None in its place. What has none is not among
         # the outputs.
         if len(results) > len(self.outputs) - len(self.masks):
             results = [result for result in results if result is not None]
-        results += [results[index]._keras_mask for index in self.masks]
+        made = [mask_of(results[index]) for index in self.masks]
+        if any(mask is None for mask in made):
+            raise ArgumentError(
+                "source",
+                "hold no layer that makes a mask in its code, where it is rebuilt",
+                said=self.operation.name,
+            )
+        results += made
         return {id(tensor): value for tensor, value in zip(self.outputs, results, strict=True)}
+
+    @contextlib.contextmanager
+    def _taking_masks(self, values):
+        """Attaches their masks to values of the arguments, and no others."""
+        masks = {id(tensor): mask for tensor, mask in self.masked}
+        before = []
+        for tensor in self.arguments:
+            value, mask = values[id(tensor)], masks.get(id(tensor))
+            is_symbolic, own = isinstance(value, keras.KerasTensor), mask_of(value)
+            if mask is not None:
+                before += [(value, own)] if is_symbolic else []
+                value._keras_mask = values[id(mask)]
+            elif own is not None and not is_symbolic:
+                # One that another operation has left there would not be there on a route.
+                value._keras_mask = None
+        yield
+        for value, own in before:
+            value._keras_mask = own
 
     def applied(self, values):
         """Returns what the operation returns for values of its arguments by id."""
@@ -170,7 +195,10 @@ class Graph:
 
 
 class Entry(keras.Operation):
-    """Casts a tensor to the dtype of a model's input, as the model does before its first layer."""
+    """Casts a tensor to the dtype of a model's input, as the model does before its first layer.
+
+    A mask that is attached to the tensor stays attached.
+    """
 
     def __init__(self, dtype, name):
         super().__init__(name=name)
@@ -181,7 +209,9 @@ class Entry(keras.Operation):
 
     def symbolic_call(self, inputs):
         # A model of parts of a chain is saved with an operation that Keras can load.
-        return ops.cast(inputs, self.dtype)
+        result = ops.cast(inputs, self.dtype)
+        result._keras_mask = mask_of(inputs)
+        return result
 
 
 class _Recorded(keras.Operation):
@@ -349,8 +379,16 @@ def path_to(nodes, *tensors):
     return path[::-1]
 
 
-def _flattened(model, tensors, counts=None):
-    """Returns the nodes of a model that is called with some tensors, and the tensors it returns."""
+def mask_of(tensor):
+    """Returns the mask that Keras attached to a tensor, or `None`."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def _flattened(model, tensors, counts=None, masks=()):
+    """Returns the nodes of a model that is called with some tensors, and the tensors it returns.
+
+    With masks, there is one for each of the tensors, or `None`.
+    """
     calls = []
 
     def record(recorded, *args, **kwargs):
@@ -370,10 +408,11 @@ def _flattened(model, tensors, counts=None):
         clone_function=_Recorded,
         call_function=record,
     )
-    nodes = [
-        Node(Entry(own.dtype, f"{model.name}_entry"), (tensor,), {}, (own,))
-        for tensor, own in zip(tensors, inputs, strict=True)
-    ]
+    nodes = []
+    for tensor, own, mask in itertools.zip_longest(tensors, inputs, masks):
+        masked = () if mask is None else ((tensor, mask),)
+        entry = Entry(own.dtype, f"{model.name}_entry")
+        nodes.append(Node(entry, (tensor,), {}, (own,), masked=masked))
     # The results of nested models, by the id of the tensor that represents them in the outer graph.
     inner = {}
 
@@ -392,7 +431,10 @@ def _expanded(node, counts):
     """Returns the nodes and the tensors in the place of a node and its outputs."""
     operation = node.operation
     if _can_be_flattened(node):
-        return _flattened(operation, node.inputs, counts)
+        masks = keras.tree.flatten(node.kwargs.get("mask"))
+        tensors = _parts_given(node)
+        masks = masks if len(masks) == len(tensors) else ()
+        return _flattened(operation, tensors, counts, masks)
     if isinstance(operation, Repeated) and _is_of_one_tensor(node):
         counts = counts or Counts(operation.first, is_repeated=True)
         nodes, (tensor,) = [], node.inputs
@@ -445,19 +487,28 @@ def _is_of_one_tensor(node):
 
 
 def _can_be_flattened(node):
-    model = node.operation
+    if not has_graph(node.operation):
+        return False
+    parts, masks = _parts_given(node), keras.tree.flatten(node.kwargs.get("mask"))
+    if not parts or not all(isinstance(part, keras.KerasTensor) for part in parts):
+        return False
+    if _is_masked(node) and len(masks) != len(parts):
+        return False
+    ranks = [len(tensor.shape) for tensor in parts]
+    return ranks == [len(tensor.shape) for tensor in node.operation.inputs]
+
+
+def _parts_given(node):
+    """Returns the inputs of a call of a model, as a list; an empty one if they are not known."""
     given = [*node.args, *(node.kwargs[name] for name in ("inputs",) if name in node.kwargs)]
-    if not has_graph(model) or _is_masked(node) or len(given) != 1:
-        return False
+    if len(given) != 1:
+        return []
     (inputs,) = given
-    parts = inputs if isinstance(inputs, (list, tuple)) else [inputs]
     if isinstance(inputs, dict):
-        own = inputs_of(model)
-        parts = inputs.values() if isinstance(own, dict) and set(inputs) == set(own) else [None]
-    if not all(isinstance(part, keras.KerasTensor) for part in parts):
-        return False
-    ranks = [len(tensor.shape) for tensor in node.inputs]
-    return ranks == [len(tensor.shape) for tensor in model.inputs]
+        own = inputs_of(node.operation)
+        is_same = isinstance(own, dict) and set(inputs) == set(own)
+        return keras.tree.flatten(inputs) if is_same else []
+    return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 
 
 def said(error):

@@ -12,8 +12,7 @@ import keras
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.images import path_name
 from tfresidual.sources.axes import axes_of_positions, keep_positions
-from tfresidual.sources.graph import path_to
-from tfresidual.sources.recording import mask_of
+from tfresidual.sources.graph import mask_of, path_to
 
 # The names of inputs that are nonzero where a position is valid, in keras-hub and elsewhere.
 MASK_NAMES = ("encoder_padding_mask", "decoder_padding_mask", "padding_mask", "attention_mask")

@@ -28,6 +28,7 @@ from tfresidual.sources.graph import (
     graph_of,
     has_graph,
     inputs_of,
+    mask_of,
     not_accepted,
     path_to,
     replay,
@@ -225,11 +226,6 @@ def _operation_for_any_number(operation, shape, images):
     return free
 
 
-def mask_of(tensor):
-    """Returns the mask that Keras attached to a tensor, or `None`."""
-    return getattr(tensor, "_keras_mask", None)
-
-
 def _symbolic_of(*structures):
     leaves = keras.tree.flatten(structures)
     return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor)}.values())
@@ -259,7 +255,7 @@ def _follow_masks(layer, args, kwargs, results):
 
     def run(*tensors):
         values = {id(key): value for key, value in zip([*taken, *masks], tensors, strict=True)}
-        known = {id(values[id(mask)]): mask for mask in masks}
+        known = {values[id(mask)].name: mask for mask in masks}
         for one in taken:
             if mask_of(one) is not None:
                 values[id(one)]._keras_mask = values[id(mask_of(one))]
@@ -271,7 +267,8 @@ def _follow_masks(layer, args, kwargs, results):
         found = [one for one in keras.tree.flatten(layer.call(*given, **named)) if one is not None]
         for key, value in [*zip(results, found, strict=True), *((t, values[id(t)]) for t in taken)]:
             mask = mask_of(value)
-            after[id(key)] = None if mask is None else known.get(id(mask), tuple(mask.shape))
+            same = None if mask is None else _known(mask, known)
+            after[id(key)] = tuple(mask.shape) if same is None and mask is not None else same
 
     # A mask may also be an argument of the call.
     taken = [one for one in taken if all(one is not mask for mask in masks)]
@@ -293,6 +290,17 @@ def _follow_masks(layer, args, kwargs, results):
             mask = made[index] = keras.KerasTensor(mask, dtype="bool")
         one._keras_mask = mask
     return made
+
+
+def _known(mask, known):
+    """Returns which of some symbolic masks, by the names of their values, a value is, or `None`."""
+    if mask.name in known:
+        return known[mask.name]
+    if mask.op.type not in ("LogicalOr", "Identity"):
+        return None
+    # Where states with one mask are added, Keras makes another one that is the same.
+    found = {id(one): one for one in (_known(part, known) for part in mask.op.inputs)}
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def recorded_model(model, inputs, is_opened):
@@ -337,7 +345,8 @@ def graph_with_masks(model, inputs=None):
         return recorded_model(model, inputs, lambda layer: False)[0]
     given = None if inputs is None else _symbolic(inputs, inputs_of(model))
     graph = graph_of(model, given)
-    if inputs is None and not any(may_mask(node.operation) for node in graph.nodes):
+    has_masks = graph.has_masks or any(may_mask(node.operation) for node in graph.nodes)
+    if inputs is None and not has_masks:
         return graph
     if given is None:
         given = _symbolic(graph.structure, inputs_of(model))
