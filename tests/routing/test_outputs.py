@@ -140,7 +140,9 @@ KINDS = [
     ("probabilities", normalized, ("kl_divergence",)),
     ("label_probabilities", normalized, ("binary_crossentropy",)),
     ("label_logits", normalized, (OF_LABELS,)),
-    ("logits", normalized, (OF_LOGITS, own, None)),
+    ("logits", normalized, (OF_LOGITS,)),
+    # Nothing tells but the numbers, which add up to 1.
+    ("probabilities", normalized, (own, None)),
     # No activation: outputs of any sign are no probabilities.
     ("logits", dense(), (SPARSE, OF_LOGITS, "categorical_hinge", own, None)),
     ("logits", dense("log_softmax"), (SPARSE,)),

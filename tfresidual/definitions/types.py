@@ -1,4 +1,14 @@
-"""Types that arguments and results of several parts have; none of the libraries is imported."""
+"""Types that arguments and results of several parts have; none of the libraries is imported.
+
+`Images` are what `fit` takes: a `tf.data.Dataset` or `keras.utils.PyDataset` of batches `(images,
+labels)` or `(images, labels, weights)`, or such a tuple of arrays. Weights are those of images, or 0
+and 1 for positions. Where labels are not read, batches or a tuple of images alone are enough.
+Several inputs of a model are a dict or list in the place of the images: `({"left": a, "right": b},
+labels)`.
+
+`Data` is what probes take: `Images`, or a dict of them by the name of the split, such as `{"train":
+train, "test": (images, labels)}`, which is then the first column of their frames.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -25,12 +35,8 @@ Initializer: TypeAlias = "str | dict[str, Any] | keras.initializers.Initializer"
 Frame: TypeAlias = "pd.DataFrame"
 Figure: TypeAlias = "figure.Figure"
 
-# Batches `(images, labels)` or `(images, labels, weights)`, or such a tuple of arrays; where labels
-# are not read, batches or a tuple of images alone. Several inputs of a model are a dict or list in
-# the place of the images: `({"left": a, "right": b}, labels)`.
 Dataset: TypeAlias = "tf.data.Dataset"
 Images: TypeAlias = "tf.data.Dataset | keras.utils.PyDataset | Sequence[ArrayLike]"
-# What probes take: images and labels, or a dict of these by the name of the split.
 Data: TypeAlias = "Images | Mapping[str, Images]"
 # What `tfresidual.chain` makes a chain of, beside a chain.
 ChainSource: TypeAlias = "keras.Model | StrPath"

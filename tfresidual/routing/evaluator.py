@@ -219,9 +219,10 @@ def check_scored(chain):
     if chain.outputs == "values":
         raise ArgumentError(
             "chain",
-            "return classes or labels: errors on a route are not defined for other outputs. If "
-            "each image's row of outputs stands for classes nevertheless, declare it with "
-            "`dataclasses.replace(chain, outputs='logits')`",
+            "return classes or labels, one row per image or position: errors on a route are not "
+            "defined for other outputs, such as values, or classes per pixel. If rows of outputs "
+            "stand for classes nevertheless, `dataclasses.replace(chain, outputs='logits')` "
+            "declares it",
             said=f"{chain.name}, whose outputs are values",
         )
 

@@ -51,7 +51,8 @@ OF_CLASSES = (
     *(_OF.CategoricalFocalCrossentropy, _OF.categorical_focal_crossentropy),
     *(_OF.CategoricalGeneralizedCrossEntropy, _OF.categorical_generalized_cross_entropy),
 )
-_OF_PROBABILITIES = (*OF_LABELS, *OF_CLASSES, _OF.KLDivergence, _OF.kl_divergence)
+OF_DIVERGENCES = (_OF.KLDivergence, _OF.kl_divergence)
+_OF_PROBABILITIES = (*OF_LABELS, *OF_CLASSES, *OF_DIVERGENCES)
 # The losses of Keras that compare the images of a batch with each other.
 _OF_PAIRS = (keras.losses.Circle,)
 _CROSS_ENTROPIES = (

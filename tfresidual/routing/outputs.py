@@ -66,6 +66,15 @@ def check_labels(kind, labels, outputs, with_signs=False, of="image"):
     is_whole = has_two_classes or (numbers == np.round(numbers)).all()
     is_index = shape in ((), (1,)) and labels.max() <= highest and is_whole
     lowest = -1 if with_signs and kind.startswith("label") else 0
+    if outputs == 1 and not has_two_classes:
+        raise ArgumentError(
+            "chain",
+            "return more than one class: its single output was taken for a logit of classes that "
+            "exclude one another, since no activation and no loss of Keras say what it is. "
+            "`dataclasses.replace(chain, outputs='label_logits')` declares it as a choice between "
+            "0 and 1, `'values'` as a number",
+            said=f"1 output, taken for {kind}",
+        )
     if not (is_row or is_index) or not labels.min() >= lowest or not np.isfinite(numbers).all():
         rows = f", or a row of {outputs} per {of}" if outputs > 1 else ""
         raise ArgumentError(

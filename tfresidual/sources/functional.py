@@ -8,6 +8,7 @@ it is the context of the chain.
 """
 
 import functools
+import types
 
 import keras
 import numpy as np
@@ -23,7 +24,14 @@ from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.graph import described, path_to, replay
 from tfresidual.sources.one_output import arrangement_of
 from tfresidual.sources.origin import Origin
-from tfresidual.sources.outputs import kind_of, last_operation, outputs_of
+from tfresidual.sources.outputs import (
+    PROBABILITIES,
+    is_guessed,
+    kind_of,
+    kind_of_numbers,
+    last_operation,
+    outputs_of,
+)
 from tfresidual.sources.weights import (
     BOUNDED,
     bound_of_branch,
@@ -31,6 +39,12 @@ from tfresidual.sources.weights import (
     parameters_of,
     variables_of,
     weights_by_role,
+)
+
+_GUESSED = (
+    "outputs are taken for logits of classes that exclude one another, {} of them, since neither "
+    "the last activation nor a loss of Keras says what they are; "
+    "`dataclasses.replace(chain, outputs=...)` declares it"
 )
 
 
@@ -56,7 +70,11 @@ def chain_of_division(model, division, declared, reference, notes=()):
     formats = {getattr(node.operation, "data_format", None) for node in graph.nodes}
     axis = 1 if "channels_first" in formats else -1
     shapes, dtypes = described(declared)
-    kind = kind_of(model, last)
+    kind, has_rows = kind_of(model, last), len(whole.output.shape) in (2, 3)
+    if has_rows and is_guessed(model, kind):
+        kind = _kind_of_numbers(shapes, dtypes, reference) if kind is None else kind
+        if kind not in PROBABILITIES:
+            notes = (*notes, _GUESSED.format(whole.output.shape[-1]))
     losses = loss_of(model, kind)
     chain = Chain(
         name=model.name,
@@ -66,7 +84,7 @@ def chain_of_division(model, division, declared, reference, notes=()):
         loss=losses,
         input_shape=shapes,
         input_dtype=dtypes,
-        outputs=outputs_of(model, last) if len(whole.output.shape) in (2, 3) else "values",
+        outputs=outputs_of(model, last, kind) if has_rows else "values",
         weights=parameters_of(whole.nodes),
         prepare=prepare,
         reference=reference,
@@ -79,6 +97,13 @@ def chain_of_division(model, division, declared, reference, notes=()):
     )
     context.check(model, sample_images(chain) if context.shared else None)
     return chain
+
+
+def _kind_of_numbers(shapes, dtypes, reference):
+    """Returns the kind of outputs by their numbers for some images, or `None`."""
+    given = types.SimpleNamespace(input_shape=shapes, input_dtype=dtypes, reference=reference)
+    images = sample_images(given)
+    return None if images is None else kind_of_numbers(reference(images))
 
 
 def _stem(whole, target, dtype):

@@ -4,7 +4,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfresidual.routing.losses import OF_CLASSES, OF_LABELS, is_one_of, single, takes_probabilities
+from tfresidual.routing.losses import (
+    OF_CLASSES,
+    OF_DIVERGENCES,
+    OF_LABELS,
+    is_one_of,
+    single,
+    takes_probabilities,
+)
 from tfresidual.sources.operations import is_of_keras, unwrapped
 
 # The kinds of probabilities that a last activation can return.
@@ -35,7 +42,7 @@ _MEANS = (
 )
 
 
-def outputs_of(model, last=None):
+def outputs_of(model, last=None, kind=None):
     """Returns the kind of the outputs of a model, as in `tfresidual.routing.Chain.outputs`.
 
     The last activation is examined first, by what it does to numbers. Otherwise the kind follows
@@ -43,9 +50,10 @@ def outputs_of(model, last=None):
     output, any other loss classes. With a cross-entropy of classes, sigmoids are of classes too, as
     Keras takes them: it normalizes them, or takes the softmax of their logits. A cross-entropy
     without `from_logits`, or a divergence, takes probabilities, unless the last layer is known to
-    end without an activation. Without either, outputs are logits.
+    end without an activation. Without either, outputs are logits, unless it is known of the numbers
+    that they are of some `kind`.
     """
-    kind = kind_of(model, last)
+    kind = kind_of(model, last) or kind
     loss = keras.losses.get(single(model.loss)) if model.compiled else None
     if kind == "label_probabilities" and is_one_of(loss, OF_CLASSES):
         return "probabilities"
@@ -56,6 +64,25 @@ def outputs_of(model, last=None):
     labels = "label_" if is_one_of(loss, _LABEL_LOSSES) else ""
     is_known = kind is not None
     return labels + ("probabilities" if takes_probabilities(loss) and not is_known else "logits")
+
+
+def is_guessed(model, kind):
+    """Returns whether neither the last activation nor a loss of Keras says what outputs are."""
+    loss = keras.losses.get(single(model.loss)) if model.compiled else None
+    of_keras = (*_REGRESSIONS, *_LABEL_LOSSES, *OF_CLASSES, *OF_DIVERGENCES)
+    return (
+        kind not in PROBABILITIES
+        and not is_one_of(loss, of_keras)
+        and (kind is None or loss is not None)
+    )
+
+
+def kind_of_numbers(outputs):
+    """Returns the kind of outputs that are rows of probabilities which add up to 1, or `None`."""
+    rows = np.asarray(ops.cast(outputs, "float32"), float)
+    rows = rows.reshape(-1, rows.shape[-1])
+    is_one = rows.shape[1] > 1 and (rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3)
+    return "probabilities" if is_one else None
 
 
 def last_operation(graph):

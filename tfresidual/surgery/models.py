@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tfresidual.definitions.types import Frame
     from tfresidual.routing import Chain
 
+NOT_COMPILED = "The smaller network is not compiled"
 WEIGHTS = ("copy", "share")
 
 
@@ -183,7 +185,11 @@ def _compile(made, model, whole):
         # Losses and metrics written by others may not be made from their configuration.
         reason = str(error)
     if not made.compiled:
-        warn(f"{made.name} is not compiled as {model.name} is, since {reason}: call `compile`")
+        (reason, *_) = reason.splitlines() or [""]
+        warn(
+            f"{NOT_COMPILED}, which has to be compiled by hand: how {model.name} is compiled cannot "
+            f"be made from its configuration. Keras says: {textwrap.shorten(reason, 200)}"
+        )
 
 
 def chain_of(model, weights="copy", output=None):

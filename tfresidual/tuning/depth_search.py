@@ -304,7 +304,7 @@ class DepthSearch(BuildingTuner):
         - `"blocks"` (all of them, the objective) and `"seconds"`;
         - `"val_loss"` and the other metrics on the validation data; with an accuracy, also
           `"error"`, `"chance_error"`, that of always giving the most common label, and
-          `"error_se"`, the standard error with which they are compared;
+          `"error_se"`, the standard error of the latter on as many images, for their comparison;
         - per stage `"stage1/blocks"`, `"stage1/distance"`, `"stage1/scaled_distance"` and the
           means, `"stage1/mean_scaled_perturbation_as_built"`, that of the untrained network,
           `"stage1/mean_scaled_perturbation_settled"`, that of the trained one, both with moving

@@ -247,7 +247,8 @@ def _remarks(rates, is_better, as_built, moved, epsilon):
         )
     elif "error" not in rates:
         told = (
-            ". Whether its network is better than chance is not known: compile it with an accuracy"
+            ". Whether its network is better than chance is not known: compile one that returns "
+            "classes with an accuracy, and compare the losses of others"
         )
     if as_built is not None:
         means = ", ".join(f"{mean:.3g} in stage {i}" for i, mean in enumerate(as_built, start=1))
