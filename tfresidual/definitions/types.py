@@ -1,8 +1,8 @@
 """Types that arguments and results of several parts have; none of the libraries is imported.
 
 `Images` are what `fit` takes: a `tf.data.Dataset` or `keras.utils.PyDataset` of batches `(images,
-labels)` or `(images, labels, weights)`, or such a tuple of arrays. Weights are those of images, or 0
-and 1 for positions. Where labels are not read, batches or a tuple of images alone are enough.
+labels)` or `(images, labels, weights)`, or such a tuple of arrays. Weights are those of images, or
+0 and 1 for positions. Where labels are not read, batches or a tuple of images alone are enough.
 Several inputs of a model are a dict or list in the place of the images: `({"left": a, "right": b},
 labels)`.
 

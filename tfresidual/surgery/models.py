@@ -187,8 +187,8 @@ def _compile(made, model, whole):
     if not made.compiled:
         (reason, *_) = reason.splitlines() or [""]
         warn(
-            f"{NOT_COMPILED}, which has to be compiled by hand: how {model.name} is compiled cannot "
-            f"be made from its configuration. Keras says: {textwrap.shorten(reason, 200)}"
+            f"{NOT_COMPILED} and has to be compiled by hand: what {model.name} was compiled with "
+            f"cannot be made from its configuration. Keras says: {textwrap.shorten(reason, 200)}"
         )
 
 
