@@ -102,8 +102,10 @@ def chain_of_division(model, division, declared, reference, notes=()):
 def _kind_of_numbers(shapes, dtypes, reference):
     """Returns the kind of outputs by their numbers for some images, or `None`."""
     given = types.SimpleNamespace(input_shape=shapes, input_dtype=dtypes, reference=reference)
-    images = sample_images(given)
-    return None if images is None else kind_of_numbers(reference(images))
+    # What layers assign to their variables is not kept.
+    with keras.StatelessScope():
+        images = sample_images(given)
+        return None if images is None else kind_of_numbers(reference(images))
 
 
 def _stem(whole, target, dtype):

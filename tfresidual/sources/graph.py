@@ -120,9 +120,11 @@ class Node:
             elif own is not None and not is_symbolic:
                 # One that another operation has left there would not be there on a route.
                 value._keras_mask = None
-        yield
-        for value, own in before:
-            value._keras_mask = own
+        try:
+            yield
+        finally:
+            for value, own in before:
+                value._keras_mask = own
 
     def applied(self, values):
         """Returns what the operation returns for values of its arguments by id."""

@@ -68,13 +68,13 @@ def outputs_of(model, last=None, kind=None):
 
 def is_guessed(model, kind):
     """Returns whether neither the last activation nor a loss of Keras says what outputs are."""
-    loss = keras.losses.get(single(model.loss)) if model.compiled else None
-    of_keras = (*_REGRESSIONS, *_LABEL_LOSSES, *OF_CLASSES, *OF_DIVERGENCES)
-    return (
-        kind not in PROBABILITIES
-        and not is_one_of(loss, of_keras)
-        and (kind is None or loss is not None)
-    )
+    loss = single(model.loss) if model.compiled else None
+    if kind in PROBABILITIES or isinstance(loss, (list, tuple, dict)):
+        return False
+    if loss is None:
+        return kind is None
+    known = (*_REGRESSIONS, *_LABEL_LOSSES, *OF_CLASSES, *OF_DIVERGENCES)
+    return not is_one_of(keras.losses.get(loss), known)
 
 
 def kind_of_numbers(outputs):
