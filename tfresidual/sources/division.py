@@ -197,19 +197,12 @@ def _from_earliest(whole, first, found, is_chosen):
         if known <= {id(block.sums[0]) for block in blocks if _adds_to_state(block)}:
             break
     own = {id(node) for block in blocks for node in block.sums}
-    return (
-        part,
-        trunk,
-        [
-            block
-            for block in blocks
-            if _adds_to_state(block)
-            or not any(
-                is_residual_sum(node) and id(node) not in own
-                for node in part.nodes[block.begin.index + 1 : block.end.index]
-            )
-        ],
-    )
+
+    def is_plain(block):
+        inside = part.nodes[block.begin.index + 1 : block.end.index]
+        return not any(is_residual_sum(node) and id(node) not in own for node in inside)
+
+    return part, trunk, [one for one in blocks if _adds_to_state(one) or is_plain(one)]
 
 
 def _is_state(tensor):
