@@ -74,7 +74,7 @@ def chain_of_division(model, division, declared, reference, notes=()):
     if has_rows and is_guessed(model, kind):
         kind = _kind_of_numbers(shapes, dtypes, reference) if kind is None else kind
         if kind not in PROBABILITIES:
-            notes = (*notes, _GUESSED.format(whole.output.shape[-1]))
+            notes = (_GUESSED.format(whole.output.shape[-1]), *notes)
     losses = loss_of(model, kind)
     chain = Chain(
         name=model.name,
