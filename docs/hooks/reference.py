@@ -37,7 +37,7 @@ def page(text):
     else:
         start = text.index("\n::: ") + 1
         before, rest = text[:start], "\n" + text[start:]
-    rows = [("name", "what it is"), ("---", "---")]
+    rows = [("name in `tfresidual`", "what it is"), ("---", "---")]
     rows += [row for name, members in SHOWN.findall(text) for row in rows_of(name, members)]
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     return before + BEGIN + table + END + rest
@@ -57,13 +57,13 @@ def rows_of(path, members):
 
 
 def public_name(found, path):
-    """Returns the shortest name under which an object can be imported."""
+    """Returns the shortest name under which an object can be imported, from the package on."""
     *parents, name = path.split(".")
     for count in range(1, len(parents) + 1):
         package = ".".join(parents[:count])
         if getattr(importlib.import_module(package), name, None) is found:
-            return f"{package}.{name}"
-    return path
+            return f"{package}.{name}".removeprefix("tfresidual.")
+    return path.removeprefix("tfresidual.")
 
 
 def first_sentence(found):
