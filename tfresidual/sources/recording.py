@@ -293,14 +293,16 @@ def _follow_masks(layer, args, kwargs, results):
 
 
 def _known(mask, known):
-    """Returns which of some symbolic masks, by the names of their values, a value is, or `None`."""
-    if mask.name in known:
-        return known[mask.name]
-    if mask.op.type not in ("LogicalOr", "Identity"):
-        return None
-    # Where states with one mask are added, Keras makes another one that is the same.
-    found = {id(one): one for one in (_known(part, known) for part in mask.op.inputs)}
-    return next(iter(found.values())) if len(found) == 1 else None
+    """Returns which of some symbolic masks, by the names of their values, a value is, or `None`.
+
+    What is found is kept in `known`: a mask may be made of one that is made of one.
+    """
+    if mask.name not in known:
+        # Where states with one mask are added, Keras makes another one that is the same.
+        is_same = mask.op.type in ("LogicalOr", "Identity")
+        parts = [_known(part, known) for part in mask.op.inputs] if is_same else [None]
+        known[mask.name] = parts[0] if all(part is parts[0] for part in parts) else None
+    return known[mask.name]
 
 
 def recorded_model(model, inputs, is_opened):
