@@ -6,11 +6,12 @@ import functools
 import math
 import os
 import pathlib
-import warnings
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
+
+from tfresidual.definitions.warning import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -274,7 +275,7 @@ def formerly(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
             for old, new in names.items():
                 if old in kwargs and new not in kwargs:
                     message = f"Argument `{old}` is called `{new}` now."
-                    warnings.warn(message, DeprecationWarning, stacklevel=2)
+                    warn(message, DeprecationWarning)
                     kwargs[new] = kwargs.pop(old)
             return function(*args, **kwargs)
 

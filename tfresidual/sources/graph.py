@@ -5,7 +5,6 @@ import contextvars
 import dataclasses
 import functools
 import inspect
-import itertools
 import re
 from typing import Any
 
@@ -411,7 +410,7 @@ def _flattened(model, tensors, counts=None, masks=()):
         call_function=record,
     )
     nodes = []
-    for tensor, own, mask in itertools.zip_longest(tensors, inputs, masks):
+    for tensor, own, mask in zip(tensors, inputs, masks or [None] * len(tensors), strict=True):
         masked = () if mask is None else ((tensor, mask),)
         entry = Entry(own.dtype, f"{model.name}_entry")
         nodes.append(Node(entry, (tensor,), {}, (own,), masked=masked))

@@ -79,7 +79,7 @@ def chain_of_model(model, blocks=None, opened=None, inputs=None, padding=None, o
             # Several outputs side by side are no classes.
             outputs="values" if isinstance(output, (list, tuple)) else chain.outputs,
             made_of=Origin(model, chain.loss),
-            notes=(*chain.notes, *note_of_loss(model, None)) if model.loss else chain.notes,
+            notes=chain.notes if model.loss is None else (*chain.notes, *note_of_loss(model, None)),
         )
     if blocks is not None and opened is not None:
         raise ArgumentError(

@@ -53,7 +53,7 @@ def outputs_of(model, last=None, kind=None):
     end without an activation. Without either, outputs are logits, unless it is known of the numbers
     that they are of some `kind`.
     """
-    kind = kind_of(model, last) or kind
+    kind = kind or kind_of(model, last)
     loss = keras.losses.get(single(model.loss)) if model.compiled else None
     if kind == "label_probabilities" and is_one_of(loss, OF_CLASSES):
         return "probabilities"

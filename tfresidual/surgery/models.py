@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tfresidual.definitions.types import Frame
     from tfresidual.routing import Chain
 
-NOT_COMPILED = "The smaller network is not compiled"
 WEIGHTS = ("copy", "share")
 
 
@@ -146,9 +145,17 @@ def reordered(
 
 
 def rerouted(
-    model: keras.Model, chain: Chain, route: Route, weights: str, output: str | int | None = None
+    model: keras.Model,
+    chain: Chain,
+    route: Route,
+    weights: str,
+    output: str | int | None = None,
+    is_compiled: bool = True,
 ) -> keras.Model:
-    """Returns a model that computes what a route of its chain computes, verified against it."""
+    """Returns a model that computes what a route of its chain computes, verified against it.
+
+    With `is_compiled`, it is compiled as the model is, or a warning says why it is not.
+    """
     (route,) = routes.checked_routes(chain, [route])
     if any(application.scale != 1 for stage in route.stages for application in stage):
         raise ArgumentError("blocks", "be a route without scaled branches", said=f"{route}")
@@ -162,7 +169,7 @@ def rerouted(
             (model, _), output = with_output(model, output), None
         made = functional_model(model, chain, route, weights)
     _verify(made, chain, route, output)
-    if model.compiled and not made.compiled:
+    if is_compiled and model.compiled and not made.compiled:
         _compile(made, model, whole)
     return made
 
@@ -187,8 +194,8 @@ def _compile(made, model, whole):
     if not made.compiled:
         (reason, *_) = reason.splitlines() or [""]
         warn(
-            f"{NOT_COMPILED} and has to be compiled by hand: what {model.name} was compiled with "
-            f"cannot be made from its configuration. Keras says: {textwrap.shorten(reason, 200)}"
+            f"The smaller network is not compiled as {model.name} is, and has to be compiled by "
+            f"hand: {textwrap.shorten(reason, 200)}"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import warnings
 from typing import TYPE_CHECKING
 
 import keras
@@ -32,7 +31,7 @@ from tfresidual.routing.batches import batches_of, no_images
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.surgery.costs import Costs, name_of
 from tfresidual.surgery.graphs import layers_of
-from tfresidual.surgery.models import NOT_COMPILED, chain_of, rerouted
+from tfresidual.surgery.models import chain_of, rerouted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -367,10 +366,8 @@ class _Planner:
                 break
             route = self.without([*gone, unit])
             try:
-                with warnings.catch_warnings():
-                    # It is measured, and given to nobody.
-                    warnings.filterwarnings("ignore", NOT_COMPILED)
-                    made = rerouted(self.model, self.chain, route, "copy")
+                # It is measured, and given to nobody.
+                made = rerouted(self.model, self.chain, route, "copy", is_compiled=False)
             except ArgumentError as error:
                 self.refusal, answer = error, False
                 continue

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.machine.settings import written_by
+from tfresidual.machine.settings import CALLS, written_by
 from tfresidual.networks import ResidualNetwork
 
 # Arguments of `fit` that affect what a trial measures, with their defaults.
@@ -45,7 +45,6 @@ CODE = f"code in Python {'.'.join(platform.python_version_tuple()[:2])}"
 TRAINING, READS = "training", "reads"
 # The methods by which a network of a class of its own is trained.
 OF_TRAINING = ("train_step", "compute_loss")
-OF_LOSS = ("call", "__call__")
 # Parts of configurations that do not matter; the last one is of weights that are coupled, see
 # `tfresidual.training.GradientCoupling`.
 LEFT_OUT = {"module", "registered_name", "build_config", "shared_object_id", "paths"}
@@ -171,7 +170,7 @@ def _of_loss(loss):
         return [_of_loss(part) for part in loss]
     if isinstance(loss, keras.losses.Loss):
         function = getattr(loss, "fn", None)
-        reads = written_by(loss, OF_LOSS) if function is None else written_by(function)
+        reads = written_by(loss, CALLS) if function is None else written_by(function)
         described = {"class": type(loss).__name__, **_config(loss), **_of_function(function)}
         return described | _of_reads(reads)
     if isinstance(loss, types.FunctionType):
