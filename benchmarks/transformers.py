@@ -85,7 +85,9 @@ def of_decoder(layers, features, words, rounds, rng):
     chain = tfr.chain(model, inputs=inputs)
     probes.lens(chain, (inputs, ids))
     within = tf.function(lambda images: chain(images), autograph=False)
-    head = tf.function(lambda state, images: chain.given(images).head(state), autograph=False)
+    head = tf.function(
+        lambda state, images: chain.with_context(images).head(state), autograph=False
+    )
     state = tf.zeros((SEQUENCES, POSITIONS, features))
     functions = {
         "lens": functools.partial(compiled_of(chain, "lens"), inputs, ids),

@@ -54,12 +54,12 @@ def _probed(model):
     return vars(model).setdefault(_KEPT, made)
 
 
-@formerly(open="opened")
+@formerly(open="expand_nested")
 def use_blocks(
     model: keras.Model,
     *,
     blocks: Layers | None = None,
-    opened: bool | Layers | None = None,
+    expand_nested: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
     output: str | int | Sequence[str | int] | None = None,
@@ -76,7 +76,7 @@ def use_blocks(
 
     Args:
         model: the `keras.Model` that is trained.
-        blocks: see `tfresidual.chain`, as for `opened`, `inputs`, `padding` and `output`.
+        blocks: see `tfresidual.chain`, as for `expand_nested`, `inputs`, `padding` and `output`.
 
     Raises:
         ValueError: if `model` is not a `keras.Model`. Other arguments are checked when training
@@ -86,7 +86,12 @@ def use_blocks(
         raise ArgumentError(
             "model", "be a `keras.Model`", said=f"model={model!r} of type {type(model).__name__}"
         )
-    options = {"blocks": blocks, "opened": opened, "inputs": inputs, "padding": padding}
+    options = {
+        "blocks": blocks,
+        "expand_nested": expand_nested,
+        "inputs": inputs,
+        "padding": padding,
+    }
     options["output"] = output
     probed = _probed(model)
     probed.options = {name: value for name, value in options.items() if value is not None}
@@ -107,8 +112,8 @@ def chain_in_training(model):
             warn(
                 f"Callbacks take whole layers of {model.name} as blocks, since they do not see the "
                 "size of its inputs: `callbacks.use_blocks(model, inputs=batch)` before `fit` "
-                "shows them the blocks inside; `callbacks.use_blocks(model, opened=False)` says "
-                "that whole layers are meant."
+                "shows them the blocks inside; `callbacks.use_blocks(model, expand_nested=False)` "
+                "says that whole layers are meant."
             )
     return probed.chain
 

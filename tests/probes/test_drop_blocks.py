@@ -209,7 +209,7 @@ def test_fills_equal_numpy(fill):
         state = run.states[stage, block - 1]
         added = run.states[stage, block] - state
         state = state + {"zero": 0, "mean": added.mean(axis=0), "resample": added[others]}[fill]
-        logits = run.lead_on(state, stage, block)
+        logits = run.continue_from(state, stage, block)
         p = np.exp(logits - logits.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)
         loss = -np.log(p[range(len(labels)), labels]).mean()

@@ -367,7 +367,7 @@ def test_language_models(name):
     frame = probes.attribution(
         chain, (inputs, labels), freeze_normalization=True, per_position=True
     )
-    within = chain.given(tf.nest.map_structure(tf.constant, inputs))
+    within = chain.with_context(tf.nest.map_structure(tf.constant, inputs))
     pairs, last = within.walk(within.stem(inputs))
     added = [pairs[0][0], *(after - before for before, after in pairs)]
     norm, embedding = backbone.layers[-1], backbone.token_embedding

@@ -115,7 +115,7 @@ def flat(values):
 
 
 def random_vectors(net, images, stage, block):
-    state, _ = tfr.chain(net).lead_to(tfr.chain(net).stem(images), stage, block)
+    state, _ = tfr.chain(net).walk_to(tfr.chain(net).stem(images), stage, block)
     return np.random.default_rng(7).normal(size=state.shape).astype("float32")
 
 
@@ -433,7 +433,7 @@ def test_lines_are_no_shorter_than_what_they_lead_to(line):
     assert (frame["length"] >= frame["last_distance"] * (1 - 1e-3)).all()
     chain = tfr.chain(net)
     begin, end = (
-        [np.asarray(part) for part in chain.lead_to(chain.stem(part), stage, block)]
+        [np.asarray(part) for part in chain.walk_to(chain.stem(part), stage, block)]
         for part in (images[:4], images[4:])
     )
     np.testing.assert_allclose(
@@ -443,7 +443,7 @@ def test_lines_are_no_shorter_than_what_they_lead_to(line):
     shares = np.linspace(0, 1, 501).reshape(-1, 1, 1, 1, 1)
     states = [(1 - shares) * a + shares * b for a, b in zip(begin, end, strict=True)]
     states = [state.reshape(-1, *state.shape[2:]) for state in states]
-    last = np.asarray(chain.lead_on(*states, stage, block)).reshape(501, 4, -1)
+    last = np.asarray(chain.continue_from(*states, stage, block)).reshape(501, 4, -1)
     chords = np.linalg.norm(np.diff(last, axis=0), axis=2).sum(axis=0)
     np.testing.assert_allclose(frame["length"], chords, rtol=2e-3)
     distance = np.linalg.norm(last[-1] - last[0], axis=1)
@@ -454,7 +454,7 @@ def calls(chain, images):
     """A call of every probe of the metric, by name; `images` are two or more."""
     data = images, np.zeros(len(images), "int32")
     place = {"stage": 1, "block": 1}
-    state, _ = chain.lead_to(chain.stem(images), **place)
+    state, _ = chain.walk_to(chain.stem(images), **place)
     return {
         "product": lambda: probes.metric_product(chain, images, **place, vectors=np.asarray(state)),
         "eigenvalues": lambda: probes.metric_eigenvalues(chain, data, **place)["eigenvalue"],

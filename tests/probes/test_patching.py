@@ -52,7 +52,7 @@ def test_equals_numpy(settings):
                     continue
                 state = own + state - before
             found = [chosen(z, labels) for z in (run.logits, source.logits)]
-            found.append(chosen(run.lead_on(state, stage, block), labels))
+            found.append(chosen(run.continue_from(state, stage, block), labels))
             np.testing.assert_allclose(rows[RUNS], np.transpose(found), **TOLERANCE)
             np.testing.assert_allclose(rows["difference"], found[2] - found[0], **TOLERANCE)
             np.testing.assert_allclose(
@@ -326,7 +326,7 @@ def test_probabilities_and_divergences_equal_numpy(metric):
     assert frame.columns.tolist() == ["stage", "block", "image", *names]
     for block, rows in frame.groupby("block"):
         state = run.states[1, block - 1] + source.states[1, block] - source.states[1, block - 1]
-        patched = value_of(run.lead_on(state, 1, block))
+        patched = value_of(run.continue_from(state, 1, block))
         expected = [own, of_other, patched, patched - own, (patched - own) / (of_other - own)]
         np.testing.assert_allclose(rows[names], np.transpose(expected), rtol=2e-3, atol=1e-5)
     means = probes.patching(

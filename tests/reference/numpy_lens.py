@@ -80,7 +80,7 @@ class Images:
         """That of the sum of the logits times the weights, per image."""
         return self.net.head(state)[1](weights)
 
-    def lead_on(self, state, stage, block):
+    def continue_from(self, state, stage, block):
         """The logits from the state after a block on, in a network without anchors."""
         for s in range(stage - 1, len(self.net.units)):
             begin = block + 1 if s == stage - 1 else 0

@@ -83,14 +83,14 @@ def test_is_the_network_in_one_walk_or_in_two_parts(case):
         of_stage = [*states[stage.index - 1], last_states[stage.index - 1]]
         for block in stage.blocks:
             assert block.takes_anchor == (net.anchor == "input" and block.keeps_shape)
-            state, anchor = chain.lead_to(stem, block.stage, block.index)
+            state, anchor = chain.walk_to(stem, block.stage, block.index)
             np.testing.assert_array_equal(state, of_stage[block.index])
             begin = first if block.index >= first else 0
             np.testing.assert_array_equal(anchor, of_stage[begin])
             for scale in (None, 1.0) if net.lipschitz is None else (None,):
                 after = block(state, anchor, scale)
                 np.testing.assert_array_equal(after, of_stage[block.index + 1])
-            last = chain.lead_on(state, anchor, block.stage, block.index)
+            last = chain.continue_from(state, anchor, block.stage, block.index)
             np.testing.assert_array_equal(last, last_states[-1])
 
 
@@ -99,7 +99,7 @@ def test_blocks_with_their_branch_changed_equal_numpy(case):
     plain = NumpyNetwork(net.get_config(), weights_of(net))
     stem = chain.stem(images)
     for block in chain.blocks if net.anchor == "previous" else chain.blocks[::2]:
-        state, anchor = chain.lead_to(stem, block.stage, block.index)
+        state, anchor = chain.walk_to(stem, block.stage, block.index)
         # Another state and anchor than those of the network, so that they are told apart.
         state, anchor = state + 0.1, anchor - 0.2
         named = {"anchor": np.asarray(anchor, "f8")} if block.takes_anchor else {}

@@ -107,7 +107,7 @@ def test_labels_of_images_stay_as_they_are():
 def test_inside_a_graph(decoder):
     @tf.function
     def marked(tokens, labels):
-        return labels_within(decoder.given(tokens), labels, 4)
+        return labels_within(decoder.with_context(tokens), labels, 4)
 
     labels = tf.constant(np.where(LABELS < 0, 2, LABELS))
     np.testing.assert_array_equal(marked(tf.constant(TOKENS), labels), LABELS)

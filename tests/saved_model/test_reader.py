@@ -55,7 +55,7 @@ def probes_of(chain, data):
     images, _ = data
     block = chain.blocks[1]
     place = {"stage": block.stage, "block": block.index}
-    state, _ = chain.lead_to(chain.stem(images), *place.values())
+    state, _ = chain.walk_to(chain.stem(images), *place.values())
     vectors = np.random.default_rng(2).normal(size=state.shape).astype("float32")
     chosen = [routes.unperturbed(chain), routes.drop(chain, (1, 0)), routes.readout(chain, 1, 0)]
     found |= {

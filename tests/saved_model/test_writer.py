@@ -164,7 +164,7 @@ def test_a_process_with_tensorflow_alone(case, loaded, tmp_path):
 def test_states_are_those_of_the_walk(case, call):
     @tf.function(autograph=False)
     def walk(images):
-        chain = case.chain.given(images)
+        chain = case.chain.with_context(images)
         state = chain.stem(images)
         return state, [after for _, after in chain.walk(state)[0]]
 

@@ -136,7 +136,7 @@ def test_slots_that_are_no_positions_in_every_probe(tmp_path):
     chain = tfr.chain(model)
     tfr.export(chain, tmp_path / "net")
     dropped = routes.drop(chain, (1, 0))
-    states = [chain.given(INPUTS), follow(chain, dropped).given(INPUTS)]
+    states = [chain.with_context(INPUTS), follow(chain, dropped).with_context(INPUTS)]
     last, moved = (one.walk(one.stem(INPUTS))[1].numpy() for one in states)
     distances = np.linalg.norm((moved - last) * VALID[..., None], axis=(1, 2))
     for one in (chain, tfr.chain(tmp_path / "net")):

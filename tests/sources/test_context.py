@@ -206,7 +206,7 @@ def test_gradients_are_those_of_the_rest_of_the_model(kind):
         total = tf.reduce_sum(chain.loss(tf.constant(LABELS), network(given, added)))
     for gradient, expected in zip(walk.gradients, tape.gradient(total, added), strict=True):
         np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
-    known = chain.given(given).known
+    known = chain.with_context(given).known
     assert (VALID_POSITIONS in known) == (kind in (Masked, TwoInputs))
     if VALID_POSITIONS in known:
         np.testing.assert_array_equal(known[VALID_POSITIONS], IDS != 0)
@@ -214,9 +214,9 @@ def test_gradients_are_those_of_the_rest_of_the_model(kind):
 
 def test_copies_of_images_have_copies_of_the_context():
     _, _, given, chain = chain_and(TwoInputs)
-    within = chain.given(given)
+    within = chain.with_context(given)
     _, last = within.walk(within.stem(given))
-    both = within.times(2).head(tf.concat([last, last], axis=0))
+    both = within.repeat(2).head(tf.concat([last, last], axis=0))
     np.testing.assert_allclose(both, np.tile(within.head(last), (2, 1)), rtol=1e-6)
 
 

@@ -964,7 +964,7 @@ def test_what_a_subclass_computes_is_the_block(kind):
             state = kind(4, name=f"end{index}")(state)
     model = model_of(inputs, state)
     images = rows(3, 8, 8, 3)
-    given = tfr.chain(model).given(images)
+    given = tfr.chain(model).with_context(images)
     assert len(given.blocks) == 2
     state = given.stem(images)
     for block in given.blocks:

@@ -119,7 +119,7 @@ def test_layers_are_whole_where_they_cannot_be_opened():
 def test_a_dropped_block_is_a_branch_without_weights(name):
     model, inputs = built(name)
     chain = tfr.chain(model, inputs=inputs)
-    within = chain.given(inputs)
+    within = chain.with_context(inputs)
     whole = model.predict(inputs, verbose=0)
     for number, block in enumerate(chain.blocks):
         weights = [weight for role, weight in block.weights.items() if "norm" not in role.lower()]

@@ -158,7 +158,7 @@ def parts_of(*names):
 
 BESIDE = (
     "computed from the inputs beside the blocks, and never perturbed: Encoder (2: encoder_0, "
-    "encoder_1); other blocks can be chosen with `blocks` or `opened`"
+    "encoder_1); other blocks can be chosen with `blocks` or `expand_nested`"
 )
 OF_DECODER = [
     f"{kind}_{index}/{part}"
@@ -206,7 +206,7 @@ def test_what_is_found(name):
     for weight in model.weights:
         weight.assign(RNG.normal(0, 0.3, weight.shape))
     given = [STATES] * count if count > 1 else STATES
-    chain = tfr.chain(model, inputs=given, opened=opened)
+    chain = tfr.chain(model, inputs=given, expand_nested=opened)
     expected = model.predict(given, verbose=0)
     np.testing.assert_allclose(chain(given), expected, rtol=1e-4, atol=1e-5)
     assert [block.name for block in chain.blocks] == names
@@ -247,14 +247,14 @@ def test_visible_additions_and_chosen_layers():
         return [block.name for block in chain.blocks], chain.notes
 
     both = ["add0", "add1"]
-    for kwargs in ({}, {"opened": True}, {"opened": False}):
+    for kwargs in ({}, {"expand_nested": True}, {"expand_nested": False}):
         assert names_and_notes(**kwargs) == (both, ())
     # Opened, a layer without an addition changes nothing.
     note = "no layers are opened: no block was found in them"
-    assert names_and_notes(opened="d0") == (both, (note,))
-    with pytest.warns(DeprecationWarning, match="`open` is called `opened` now"):
+    assert names_and_notes(expand_nested="d0") == (both, (note,))
+    with pytest.warns(DeprecationWarning, match="`open` is called `expand_nested` now"):
         assert names_and_notes(open="d0") == (both, (note,))
-    with pytest.warns(DeprecationWarning, match="`open` is called `opened` now"):
+    with pytest.warns(DeprecationWarning, match="`open` is called `expand_nested` now"):
         callbacks.use_blocks(plain(), open="d0")
     for blocks in (layers.Add, [layers.Add], lambda layer: layer.name.startswith("add")):
         assert names_and_notes(blocks=blocks)[0] == both
@@ -270,11 +270,16 @@ OPENED = "of which these may hide additions: Encoder (1: one), Positions (1: two
 REFUSED = [
     (plain, {"blocks": ["stem", "typo"]}, "Dense (4: stem, d0, d1, ...)", "called 'typo'"),
     (plain, {"blocks": layers.Conv2D}, "which are Add (2: add0, add1)", "Received: blocks=<class"),
-    (plain, {"blocks": "stem", "opened": "d0"}, "not both", "Received: blocks='stem', opened='d0'"),
-    (plain, {"opened": "typo"}, "may hide additions: none", "no layer is called 'typo'"),
-    (hidden, {"opened": ["one", "typo"]}, OPENED, "no layer is called 'typo'"),
-    (hidden, {"opened": layers.Conv2D}, OPENED, "Received: opened=<class"),
-    (plain, {"opened": 3}, "or True or False", "Received: opened=3"),
+    (
+        plain,
+        {"blocks": "stem", "expand_nested": "d0"},
+        "not both",
+        "expand_nested='d0'",
+    ),
+    (plain, {"expand_nested": "typo"}, "may hide additions: none", "no layer is called 'typo'"),
+    (hidden, {"expand_nested": ["one", "typo"]}, OPENED, "no layer is called 'typo'"),
+    (hidden, {"expand_nested": layers.Conv2D}, OPENED, "Received: expand_nested=<class"),
+    (plain, {"expand_nested": 3}, "or True or False", "Received: expand_nested=3"),
     (nested, {"inputs": np.zeros((2, 5))}, "that outer accepts", "Received: inputs of shape"),
     (plain, {"blocks": []}, "in a list", "Received: blocks=[]"),
     (plain, {"blocks": "out"}, "return the shape they take", "Received: blocks='out' for plain"),

@@ -214,7 +214,7 @@ KNOWN = {
 
 def valid_of(chain, inputs):
     """Which positions are not padding, as the chain knows it; `None` if it does not."""
-    found = chain.given(inputs).known.get(VALID_POSITIONS)
+    found = chain.with_context(inputs).known.get(VALID_POSITIONS)
     return None if found is None else np.asarray(found)
 
 
@@ -272,7 +272,7 @@ def test_padding_that_is_named_does_not_count():
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     chain = tfr.chain(model, padding="ids")
     frame = probes.perturbation(chain, data)
-    given = chain.given(IDS)
+    given = chain.with_context(IDS)
     pairs, _ = given.walk(given.stem(IDS))
     changes = [np.where(VALID[..., None], after - before, 0) for before, after in pairs]
     norms = [np.mean(np.sqrt((change**2).sum(axis=(1, 2)))) for change in changes]

@@ -102,7 +102,7 @@ def test_what_has_no_chain(make, received):
     assert received in str(error)
 
 
-@pytest.mark.parametrize("name", ["blocks", "opened", "inputs", "padding", "output"])
+@pytest.mark.parametrize("name", ["blocks", "expand_nested", "inputs", "padding", "output"])
 def test_other_sources_take_no_arguments(name):
     net = networks.resnet(8)
     for source in (net, tfr.chain(net)):

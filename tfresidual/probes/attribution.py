@@ -236,7 +236,7 @@ def _places(chain):
 
 def _batch_values(chain, target, per_position, is_frozen, images, labels):
     """Returns all values of a batch by name, each `(images, [positions,] parts)`."""
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     pairs, last = chain.walk(chain.stem(images))
     logit, gradient, elsewhere, counted = _linearised(
         chain, target, per_position, is_frozen, last, labels

@@ -217,7 +217,7 @@ def _chosen(frame, names):
 def turn_values(chain, images, labels, run=1, per_position=False):
     """Returns how far every block turns the state of each image, and by how much it changes it."""
     del labels
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     pairs, _ = chain.walk(chain.stem(images))
     shown = shown_states(chain, pairs, per_position)
     blocks, rows = chain.blocks, []

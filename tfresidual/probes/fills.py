@@ -162,7 +162,7 @@ def _name_of(block):
 
 def _added(chain, images, keep_norm):
     """Returns the chain for images, and the branches of blocks, or what they add, by place."""
-    given = chain.given(images)
+    given = chain.with_context(images)
     pairs, _ = given.walk(given.stem(images))
     found = {}
     for block, (before, after) in zip(given.blocks, pairs, strict=True):

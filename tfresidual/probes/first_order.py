@@ -266,7 +266,7 @@ def _changes(routes, losses):
 
 def first_order_values(chain, images, labels):
     """Returns what one pass measures of a batch: all but `loss_change`, each `(images, blocks)`."""
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     walk, clean = walk_with_gradients(chain, images, labels), without_padding(chain)
     undefined = tf.fill(tf.shape(walk.pairs[0][0])[:1], tf.constant(np.nan, tf.float64))
     gradients = {

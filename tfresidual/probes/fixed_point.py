@@ -216,7 +216,7 @@ def means_of(change, distance, smallest, weights=None):
 def _batch_values(chain, times, images, labels):
     """Returns the values on a batch, each `(images, stages, repetitions)`."""
     del labels
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     pairs, _ = chain.walk(chain.stem(images))
     values, end = [], 0
     for stage in chain.stages:

@@ -378,10 +378,10 @@ def _checked_chain(chain, stage, block):
 
 def _metric(chain, stage, block, images):
     """Returns the state before a block and the function `x -> g x`, both in at least float32."""
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     clean = without_padding(chain)
-    state, anchor = chain.lead_to(chain.stem(images), stage, block)
-    _, push, pull = linearized(lambda h: chain.lead_on(h, anchor, stage, block), state)
+    state, anchor = chain.walk_to(chain.stem(images), stage, block)
+    _, push, pull = linearized(lambda h: chain.continue_from(h, anchor, stage, block), state)
     wide = backend.result_type(state.dtype, "float32")
 
     def product(vector):
@@ -403,7 +403,7 @@ def _products(chain, stage, block, images, vectors):
             "image",
             said=f"vectors of shape {tuple(vectors.shape)[1:]}",
         )
-    return only_counted({"product": product(vectors)}, valid_images(chain.given(images)))
+    return only_counted({"product": product(vectors)}, valid_images(chain.with_context(images)))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -421,13 +421,13 @@ def _eigenvalues(chain, stage, block, count, tolerance, most_iterations, images,
 
     values, residuals = largest_eigenvalues(product, state, count, tolerance, most_iterations)
     values = {"eigenvalue": values, "residual": residuals}
-    return only_counted(values, valid_images(chain.given(images)))
+    return only_counted(values, valid_images(chain.with_context(images)))
 
 
 def _line_elements(chain, images, labels):
     """Returns all values of a batch, each `(images, blocks)`."""
     del labels
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     first, states = chain.stem(images), []
 
     def recorded(block):
@@ -493,7 +493,7 @@ def _lines(chain, stage, block, points, first_images, second_images):
     """Returns all values of a batch of pairs, each `(pairs,)`."""
     second_images = tf.cast(second_images, first_images.dtype)
     begin, end = (
-        chain.lead_to(chain.stem(images), stage, block) for images in (first_images, second_images)
+        chain.walk_to(chain.stem(images), stage, block) for images in (first_images, second_images)
     )
     # State and anchor.
     shifts = [to - since for since, to in zip(begin, end, strict=True)]
@@ -503,7 +503,7 @@ def _lines(chain, stage, block, points, first_images, second_images):
             since + tf.cast(share, since.dtype) * shift
             for since, shift in zip(begin, shifts, strict=True)
         ]
-        _, push, _ = linearized(lambda *h: chain.lead_on(*h, stage, block), *place)
+        _, push, _ = linearized(lambda *h: chain.continue_from(*h, stage, block), *place)
         return norm(push(*shifts))
 
     speeds = tf.map_fn(
@@ -512,7 +512,7 @@ def _lines(chain, stage, block, points, first_images, second_images):
         fn_output_signature=backend.result_type(begin[0].dtype, "float32"),
         parallel_iterations=1,
     )
-    lasts = [chain.lead_on(*place, stage, block) for place in (begin, end)]
+    lasts = [chain.continue_from(*place, stage, block) for place in (begin, end)]
     return {
         "length": tf.reduce_mean(speeds, axis=0),
         "euclidean_length": norm(change_of(begin[0], end[0])),

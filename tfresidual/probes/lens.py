@@ -213,7 +213,7 @@ def _places(chain):
 
 def _batch_values(chain, per_position, normalize, images, labels):
     """Returns all metrics of a batch, each `(images, [positions,] states)`, by name."""
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     pairs, last = chain.walk(chain.stem(images))
     states = []
     for block, (before, after) in zip(chain.blocks, pairs, strict=True):

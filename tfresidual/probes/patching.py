@@ -354,7 +354,7 @@ def are_sources(chain, images, labels):
     key = ("counted images", getattr(chain.loss, "ignore_class", None), *key_of([images, labels]))
     if key not in chain.compiled:
         chain.compiled[key] = compiled(
-            lambda images, labels: counted_images(chain.given(images), labels, shape),
+            lambda images, labels: counted_images(chain.with_context(images), labels, shape),
             [spec_of(images), spec_of(labels)],
         )
     found = chain.compiled[key](images, labels)
@@ -406,7 +406,7 @@ def _checked_positions(positions):
 
 def _check_positions(chain, image, positions):
     """Raises a `ValueError` unless all states have the positions asked for."""
-    given = chain.given(image)
+    given = chain.with_context(image)
     state = given.stem(image)
     pairs, _ = given.walk(state)
     shapes = [tuple(state.shape[1:]) for state in (state, *(after for _, after in pairs))]
@@ -447,7 +447,7 @@ def _batch_values(
 ):
     """Returns the logits of all runs of a batch by name, see `RUNS`, and masks."""
     target, metric = measured
-    source, chain = chain.given(source_images), chain.given(images)
+    source, chain = chain.with_context(source_images), chain.with_context(images)
     first = source.stem(source_images)
     pairs, last = source.walk(first)
     outputs = source.head(last)
@@ -528,10 +528,10 @@ def _run(chain, images, first, pairs, patch):
         runs, count = tf.concat([runs, patch(None, runs, (None, first))], axis=0), 2
     for place, stage in enumerate(chain.stages):
         if stage.transition is not None:
-            runs = chain.times(count).stages[place].transition(runs)
+            runs = chain.repeat(count).stages[place].transition(runs)
         anchor = runs
         for index in range(len(stage.blocks)):
-            block = chain.times(count).stages[place].blocks[index]
+            block = chain.repeat(count).stages[place].blocks[index]
             before, runs, pair = runs[:size], block(runs, anchor), next(pairs)
             # What is not defined leaves the run as it is.
             is_defined = first is not None or block.keeps_shape

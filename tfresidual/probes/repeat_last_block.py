@@ -267,9 +267,9 @@ def _application_metrics(chain, stage, times, scale, blocks, data, progress):
 
 def _batch_values(chain, stage, scales, blocks, images, labels):
     """Returns both metrics of all applications on a batch, each `(images, applications)`."""
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     repeated = chain.stages[stage.index - 1].blocks[-blocks:]
-    state, anchor = chain.lead_to(chain.stem(images), stage.index, repeated[0].index)
+    state, anchor = chain.walk_to(chain.stem(images), stage.index, repeated[0].index)
     rest = dataclasses.replace(chain, stages=chain.stages[stage.index :])
     clean, shapes = without_padding(chain), []
 

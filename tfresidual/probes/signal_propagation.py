@@ -187,7 +187,7 @@ def signal_propagation(
 def _batch_values(chain, images, labels):
     """Returns all metrics of a batch, each `(images, blocks)`."""
     # The stem needs no gradient, so it is outside the tape.
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     state = chain.stem(images)
     with tf.GradientTape(persistent=is_half(state), watch_accessed_variables=False) as tape:
         tape.watch(state)

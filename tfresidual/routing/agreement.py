@@ -85,7 +85,7 @@ def _has_diverged(chain, images):
     """Returns whether weights are huge, and states come near the largest numbers of their dtype."""
     if all(np.abs(weight).max(initial=0) <= HUGE_WEIGHT for weight in chain.weights):
         return False
-    given = chain.given(images)
+    given = chain.with_context(images)
     pairs, last = given.walk(given.stem(images))
     return any(
         not tf.reduce_max(tf.abs(state)) < HUGE_STATE.get(state.dtype.name, HUGE_OTHERWISE)

@@ -49,7 +49,7 @@ def block_values(chain, images, labels, per_position=False, plain=False):
         under `VALID_POSITIONS`; the masks of `only_counted`; with `plain`, under `IN_RANGE` for
         which images all metrics are right, bool, `(images,)`.
     """
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     walk = walk_with_gradients(chain, images, labels)
     gradients = zip(walk.gradients, walk.readout_gradients, strict=True)
     return _values(chain, walk.pairs, gradients, BLOCK_METRICS, walk.counted, per_position, plain)
@@ -58,7 +58,7 @@ def block_values(chain, images, labels, per_position=False, plain=False):
 def perturbation_values(chain, images, labels, per_position=False, plain=False):
     """Returns both perturbation metrics of a batch, as `block_values` does all metrics."""
     del labels
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     pairs, _ = chain.walk(chain.stem(images))
     gradients = [()] * len(pairs)
     return _values(chain, pairs, gradients, PERTURBATION_METRICS, None, per_position, plain)

@@ -157,7 +157,7 @@ class Chain:
 
     What blocks, transitions or the head read beside the state (a padding mask, positions, a second
     input) is the context of the chain. It is computed once from the images, and all functions but
-    the stem take it as their last argument. `given` returns a chain for some images, whose
+    the stem take it as their last argument. `with_context` returns a chain for some images, whose
     functions take states alone.
 
     Attributes:
@@ -230,7 +230,7 @@ class Chain:
     output_shapes: dict[Any, Any] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
     )
-    # The context that `within` has put into the functions, and the chain that it was called on.
+    # The context that `bind` has put into the functions, and the chain that it was called on.
     known: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     origin: Chain | None = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -250,12 +250,12 @@ class Chain:
         """All blocks in the order in which they are applied, as a tuple."""
         return tuple(block for stage in self.stages for block in stage.blocks)
 
-    def given(self, images: Any) -> Chain:
+    def with_context(self, inputs: Any) -> Chain:
         """Returns the chain for some images, whose functions after the stem take states alone."""
-        return self if self.context is None else self.within(self.context(images))
+        return self if self.context is None else self.bind(self.context(inputs))
 
-    def within(self, context: dict[str, Tensor]) -> Chain:
-        """Returns the chain for the images that a context was computed from, see `given`."""
+    def bind(self, context: dict[str, Tensor]) -> Chain:
+        """Returns the chain for the images that a context was computed from, see `with_context`."""
         if self.context is None:
             return self
         stages = tuple(
@@ -277,15 +277,15 @@ class Chain:
             output_shapes={},
         )
 
-    def times(self, count: int) -> Chain:
-        """Returns a chain for `count` copies of the images of a chain that `given` returned."""
+    def repeat(self, count: int) -> Chain:
+        """Returns the chain for `count` copies of the images given to `with_context`."""
         if not self.known:
             return self
         assert self.origin is not None
         copies = {
             name: ops.concatenate([tensor] * count, axis=0) for name, tensor in self.known.items()
         }
-        return self.origin.within(copies)
+        return self.origin.bind(copies)
 
     def walk(
         self, state: Tensor, until: tuple[int, int] | None = None
@@ -297,12 +297,12 @@ class Chain:
         pairs, last, _ = self._walk(state, until=until)
         return pairs, last
 
-    def lead_to(self, state: Tensor, stage: int, block: int) -> tuple[Tensor, Tensor | None]:
+    def walk_to(self, state: Tensor, stage: int, block: int) -> tuple[Tensor, Tensor | None]:
         """Applies the blocks before a block to the output of the stem; returns state and anchor."""
         _, before, anchor = self._walk(state, until=(stage, block))
         return before, anchor
 
-    def lead_on(self, state: Tensor, anchor: Tensor | None, stage: int, block: int) -> Tensor:
+    def continue_from(self, state: Tensor, anchor: Tensor | None, stage: int, block: int) -> Tensor:
         """Applies a block and all blocks after it, and returns the last state, the head's input."""
         _, last, _ = self._walk(state, since=(stage, block), anchor=anchor)
         return last
@@ -327,7 +327,7 @@ class Chain:
         """Returns the outputs of the unperturbed network."""
         if self.arrangement is not None:
             images = self.arrangement.images(images)
-        chain = self.given(images)
+        chain = self.with_context(images)
         _, last = chain.walk(chain.stem(images))
         return chain.head(last)
 

@@ -291,7 +291,7 @@ class _Runner:
         if self.positions is not None:
             is_counted = counted(labels, self.outputs).numpy()
         else:
-            chain = self.chain.within(*context) if context else self.chain
+            chain = self.chain.bind(*context) if context else self.chain
             is_counted = counted_images(chain, labels, self.shape)
             is_counted = np.ones(len(labels), bool) if is_counted is None else is_counted.numpy()
         self.is_counted = is_counted
@@ -435,7 +435,7 @@ def _function_of(chain, operation, with_losses, has_context, positions, plain=Fa
 
         def function(*arguments):
             *arguments, context = arguments
-            within = chain.within(context)
+            within = chain.bind(context)
             return _function_of(within, operation, with_losses, False, positions, plain)(*arguments)
 
         return function

@@ -59,7 +59,7 @@ def walk_with_gradients(chain: Chain, images: tf.Tensor, labels: tf.Tensor) -> W
     Raises:
         ValueError: if the loss has no gradient at the states.
     """
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     # The stem needs no gradient, so it is outside the tape.
     state = chain.stem(images)
     with tf.GradientTape(persistent=is_half(state), watch_accessed_variables=False) as tape:
@@ -79,7 +79,7 @@ def walk_with_gradients(chain: Chain, images: tf.Tensor, labels: tf.Tensor) -> W
         if readouts:
             # The head treats each image by itself, so all read-outs go through it as one batch.
             states = [tf.cast(copy, last.dtype) for copy in readouts.values()]
-            outputs = chain.times(len(readouts)).head(tf.concat(states, axis=0))
+            outputs = chain.repeat(len(readouts)).head(tf.concat(states, axis=0))
             repeats = [len(readouts)] + [1] * (len(labels.shape) - 1)
             of_readouts = chain.loss(tf.tile(labels, repeats), outputs)
     before, after = zip(*pairs, strict=True)

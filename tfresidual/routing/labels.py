@@ -57,7 +57,7 @@ def labels_within(chain, labels, outputs, is_weighted=None):
     does, unless the loss takes -1 for 0.
 
     Args:
-        chain: a chain without a context, see `Chain.given`.
+        chain: a chain without a context, see `Chain.with_context`.
         labels: labels per position, see `counted`.
         outputs: int, the number of outputs per position.
         is_weighted: bool, `(images, positions)`, or `None`.
@@ -177,7 +177,7 @@ def _compiled(chain, images, labels, outputs):
         is_weighted = tf.TensorSpec([None, labels.shape[1]], bool)
         chain.compiled[key] = compiled(
             lambda images, labels, is_weighted: labels_within(
-                chain.given(images), labels, outputs, is_weighted
+                chain.with_context(images), labels, outputs, is_weighted
             ),
             [spec_of(images), spec_of(labels), is_weighted],
         )

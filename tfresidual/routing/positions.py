@@ -9,7 +9,7 @@ An image that is all padding does not count; nor does, in what depends on labels
 are all left out, or whose label is the class that the loss ignores. Its values are NaN, and it is
 in no mean and no count. Data without any other image is an error.
 
-Chains are without a context here, see `Chain.given`; a mask is `None` if all images count.
+Chains are without a context here, see `Chain.with_context`; a mask is `None` if all images count.
 """
 
 import numpy as np

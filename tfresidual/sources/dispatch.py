@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from tfresidual.sources.operations import Layers
 
 
-@formerly(open="opened")
+@formerly(open="expand_nested")
 def chain(
     source: Chain | ChainSource,
     *,
     blocks: Layers | None = None,
-    opened: bool | Layers | None = None,
+    expand_nested: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
     output: str | int | Sequence[str | int] | None = None,
@@ -74,7 +74,7 @@ def chain(
     >>> print(chain(model, blocks="whole").blocks[0].name)
     whole
     >>> inputs = {"ids": np.ones((1, 5)), "valid": np.ones((1, 5))}
-    >>> found = chain(model, opened=False, inputs=inputs)
+    >>> found = chain(model, expand_nested=False, inputs=inputs)
     >>> found.input_shape
     {'ids': (5,), 'valid': (5,)}
 
@@ -88,8 +88,8 @@ def chain(
             (`blocks=keras_hub.layers.TransformerEncoder`), the name of a layer, a function of a
             layer that returns a bool, or several of these in a list. They must return the shape
             they take. By default, residual additions are the blocks.
-        opened: which layers are replaced by what they compute inside, where additions are blocks;
-            chosen in the same way, but not together with `blocks`. `True` opens all layers that are
+        expand_nested: which layers are replaced by what they compute inside, where additions are
+            blocks; chosen in the same way, but not together with `blocks`. `True` opens all layers that are
             not in `keras.layers` or of this package, `False` none. By default all of these, but
             only if no addition is seen without opening them.
         inputs: a batch of inputs of the model (`inputs=next(iter(data))[0]`), or
@@ -126,7 +126,12 @@ def chain(
             file is damaged, holds classes that are not known here, leads to other files, or
             unpacks to many times its size, or if another argument cannot be used.
     """
-    options = {"blocks": blocks, "opened": opened, "inputs": inputs, "padding": padding}
+    options = {
+        "blocks": blocks,
+        "expand_nested": expand_nested,
+        "inputs": inputs,
+        "padding": padding,
+    }
     options["output"] = output
     if strategy is None:
         return _chain_of(source, options)
@@ -155,7 +160,7 @@ def _chain_of(source, options):
     given = [name for name, value in options.items() if value is not None]
     if given and not is_found:
         raise ArgumentError(
-            ("blocks", "opened", "inputs", "padding", "output"),
+            ("blocks", "expand_nested", "inputs", "padding", "output"),
             "be left out unless blocks are to be found in a `keras.Model`: those of other sources "
             "are known",
             said=f"{', '.join(given)} for source={source!r}",

@@ -127,7 +127,7 @@ class Node:
 
     def applied(self, values):
         """Returns what the operation returns for values of its arguments by id."""
-        args, kwargs = self.given(
+        args, kwargs = self.replaced(
             lambda tensor: values[id(tensor)], lambda one: ops.cast(one.variable, one.dtype)
         )
         # As in `predict`, which also overrides the `training` argument of the call in the graph.
@@ -136,7 +136,7 @@ class Node:
         with contextlib.nullcontext() if self.counts is None else self.counts.copy():
             return self.operation(*args, **kwargs)
 
-    def given(self, of_tensor, of_weight):
+    def replaced(self, of_tensor, of_weight):
         """Returns the arguments, with what functions return in place of tensors and weights."""
 
         def replaced(leaf):
@@ -148,7 +148,7 @@ class Node:
 
     def spec(self, of_tensor):
         """Returns the specs of the outputs for other arguments; nothing is added to a layer."""
-        args, kwargs = self.given(
+        args, kwargs = self.replaced(
             of_tensor, lambda one: keras.KerasTensor(one.variable.shape, one.dtype)
         )
         return _spec_of(self.operation, args, kwargs)

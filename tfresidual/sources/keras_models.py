@@ -46,7 +46,7 @@ FROM_WEIGHTS = (
 OPENS_WITH_INPUTS = "with `inputs`, a batch whose size they can see, they might be opened"
 
 
-def chain_of_model(model, blocks=None, opened=None, inputs=None, padding=None, output=None):
+def chain_of_model(model, blocks=None, expand_nested=None, inputs=None, padding=None, output=None):
     """Returns the chain of a Keras model; for arguments and errors, see `tfresidual.chain`.
 
     A subclassed model that is not built yet is built by a call; otherwise nothing is added to it.
@@ -72,7 +72,7 @@ def chain_of_model(model, blocks=None, opened=None, inputs=None, padding=None, o
             inputs = arrangement_of(model).images(inputs) if has_graph(model) else inputs
     if output is not None:
         one, arrangement = with_output(model, output, inputs)
-        chain = chain_of_model(one, blocks, opened, inputs, padding)
+        chain = chain_of_model(one, blocks, expand_nested, inputs, padding)
         return dataclasses.replace(
             chain,
             arrangement=arrangement,
@@ -81,22 +81,22 @@ def chain_of_model(model, blocks=None, opened=None, inputs=None, padding=None, o
             made_of=Origin(model, chain.loss),
             notes=chain.notes if model.loss is None else (*chain.notes, *note_of_loss(model, None)),
         )
-    if blocks is not None and opened is not None:
+    if blocks is not None and expand_nested is not None:
         raise ArgumentError(
-            ("blocks", "opened"),
+            ("blocks", "expand_nested"),
             "not both be given: a layer is a block as a whole, or is opened",
             blocks=blocks,
-            opened=opened,
+            expand_nested=expand_nested,
         )
     if blocks is not None:
         return _of_blocks(model, blocks, inputs, padding)
-    chosen = may_hide if opened is None or isinstance(opened, bool) else opened
-    opens = chooser("opened", chosen, ", or True or False")
+    chosen = may_hide if expand_nested is None or isinstance(expand_nested, bool) else expand_nested
+    opens = chooser("expand_nested", chosen, ", or True or False")
     whole = graph_with_masks(model, inputs)
-    can_open = opened is not False and any([opens(layer) for layer in _layers_of(whole)])
-    if chosen is opened and not can_open:
-        raise _not_found("opened", opened, model, whole, opens.unused)
-    division = None if can_open and opened is not None else divided(whole)
+    can_open = expand_nested is not False and any([opens(layer) for layer in _layers_of(whole)])
+    if chosen is expand_nested and not can_open:
+        raise _not_found("expand_nested", expand_nested, model, whole, opens.unused)
+    division = None if can_open and expand_nested is not None else divided(whole)
     if division is not None:
         return _chain(model, division, inputs, padding)
     if can_open:
@@ -104,7 +104,7 @@ def chain_of_model(model, blocks=None, opened=None, inputs=None, padding=None, o
     raise no_block(whole, model, other_additions(whole), _opaque(whole))
 
 
-def division_of(model, blocks=None, opened=None, inputs=None, padding=None, output=None):
+def division_of(model, blocks=None, expand_nested=None, inputs=None, padding=None, output=None):
     """Returns the division that `chain_of_model` makes a chain from with the same arguments."""
     if output is not None:
         raise ArgumentError(
@@ -118,7 +118,7 @@ def division_of(model, blocks=None, opened=None, inputs=None, padding=None, outp
         is_chosen = chooser("blocks", blocks)
         division = divided(whole, lambda node: is_chosen(node.operation))
     else:
-        division = None if opened else divided(whole)
+        division = None if expand_nested else divided(whole)
     if division is None:
         raise ArgumentError(
             "model",
@@ -211,7 +211,7 @@ def _of_opened(model, whole, opens, inputs, padding):
     while chosen is not None:
         division, failure = _opened(model, chosen, inputs)
         if division is not None and opens.unused:
-            raise _not_found("opened", opens.parts, model, whole, opens.unused)
+            raise _not_found("expand_nested", opens.parts, model, whole, opens.unused)
         if failure is None:
             note = _note_of_opened(division, inputs, reason)
             chain = _chain(model, division, inputs, padding, note)

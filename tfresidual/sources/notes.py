@@ -80,7 +80,7 @@ def note_of_context(nodes):
         return ()
     return (
         f"computed from the inputs beside the blocks, and never perturbed: {listed(parts)}; other "
-        "blocks can be chosen with `blocks` or `opened`",
+        "blocks can be chosen with `blocks` or `expand_nested`",
     )
 
 

@@ -179,7 +179,7 @@ class _Rebuilt:
         def refuse(weight):
             raise refusal(self.chain, f"{node.operation.name} reads a weight outside of a layer")
 
-        args, kwargs = node.given(lambda tensor: values[id(tensor)], refuse)
+        args, kwargs = node.replaced(lambda tensor: values[id(tensor)], refuse)
         if isinstance(node.operation, Entry):
             (tensor,) = args
             return tensor if tensor.dtype == node.operation.dtype else node.operation(tensor)

@@ -237,8 +237,8 @@ def _is_identity_without(chain, block, images, layers):
 
 def _block_and_state(chain, block, images):
     """Returns the block at the place of a block in the chain given some images, and its input."""
-    given = chain.given(images)
-    state, _ = given.lead_to(given.stem(images), block.stage, block.index)
+    given = chain.with_context(images)
+    state, _ = given.walk_to(given.stem(images), block.stage, block.index)
     return given.stages[block.stage - 1].blocks[block.index], state
 
 

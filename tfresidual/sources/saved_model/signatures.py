@@ -51,7 +51,7 @@ def signatures_of(chain, labels_taken):
 
 
 def _states(chain, images):
-    chain = chain.given(images)
+    chain = chain.with_context(images)
     state = chain.stem(images)
     pairs, _ = chain.walk(state)
     after = {
@@ -64,7 +64,7 @@ def _states(chain, images):
 def _block_metrics(chain, images, labels, shape):
     """Returns the metrics of blocks, for labels that may be those of positions."""
     if are_per_position(labels, shape):
-        labels = labels_within(chain.given(images), labels, shape[-1])
+        labels = labels_within(chain.with_context(images), labels, shape[-1])
     values = block_values(chain, images, labels)
     return {name: values[name] for name in BLOCK_METRICS}
 
@@ -130,7 +130,7 @@ class _Routes:
         return {OUTPUTS: self.run(*images, applications, repeats, tf.convert_to_tensor(scale))}
 
     def _run(self, images, applications, repeats, scale):
-        chain = self.chain.given(images)
+        chain = self.chain.with_context(images)
         counts = iter(tf.unstack(applications))
         state = chain.stem(images)
         for stage, extra in zip(chain.stages, tf.unstack(repeats), strict=True):
