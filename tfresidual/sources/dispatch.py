@@ -89,9 +89,9 @@ def chain(
             layer that returns a bool, or several of these in a list. They must return the shape
             they take. By default, residual additions are the blocks.
         expand_nested: which layers are replaced by what they compute inside, where additions are
-            blocks; chosen in the same way, but not together with `blocks`. `True` opens all layers that are
-            not in `keras.layers` or of this package, `False` none. By default all of these, but
-            only if no addition is seen without opening them.
+            blocks; chosen in the same way, but not together with `blocks`. `True` opens all layers
+            that are not in `keras.layers` or of this package, `False` none. By default all of
+            these, but only if no addition is seen without opening them.
         inputs: a batch of inputs of the model (`inputs=next(iter(data))[0]`), or
             `keras.KerasTensor`s in its structure. Needed for a subclassed model, and for opening
             layers that need to know the number of positions; the chain then takes only inputs of
