@@ -6,34 +6,27 @@ import base64
 import io
 import itertools
 import re
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jinja2
-from PIL import Image
 
-from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.console import printable
 from tfresidual.machine.files import replacing
 from tfresidual.report import tables
 from tfresidual.report.alt_text import alt_text
-from tfresidual.report.section import Section, check_text
-from tfresidual.report.stacking import stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
     from tfresidual.definitions.types import StrPath
+    from tfresidual.report.section import Section
 
 # A vector image above this size (many lines over many epochs) is embedded as pixels instead.
 _MOST_SVG_BYTES = 400_000
 _PNG_DPI = 170
-# What narrow screens show is pixels, which are half as large: two per pixel of CSS, and so few
-# colours that lines still have smooth edges.
-_NARROW_DPI, _NARROW_COLOURS = 192, 128
 # Control characters, and bytes of names that are not UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # CSS pixels per inch, and the factor by which a figure may shrink at most: its smallest letters, of
@@ -66,37 +59,8 @@ def write(
 
     Returns:
         The `pathlib.Path` of the report.
-
-    Raises:
-        ValueError: if an argument is not as described.
     """
-    check_text(title, "title")
-    check_text(generator, "generator")
-    sections, summary = list(sections), list(summary)
-    for section in sections:
-        if not isinstance(section, Section):
-            raise ArgumentError(
-                "sections",
-                "be a list of tfresidual.report.Section",
-                said=f"an entry {section!r} (of type {type(section).__name__})",
-            )
-    for fact in summary:
-        if isinstance(fact, str) or not hasattr(fact, "__len__") or len(fact) != 3:
-            raise ArgumentError(
-                "summary", "be a list of triples (label, value, note)", said=f"{fact!r}"
-            )
-    if settings is not None and not isinstance(settings, Mapping):
-        raise ArgumentError("settings", "be a dictionary or None", said=f"{settings!r}")
-    conclusions = list(conclusions)
-    for found in conclusions:
-        if isinstance(found, str) or not hasattr(found, "__len__") or len(found) != 2:
-            raise ArgumentError(
-                "conclusions", "be a list of pairs (subject, sentence)", said=f"{found!r}"
-            )
-        for text in found:
-            check_text(text, "conclusions")
-    facts = [tuple("" if text is None else str(text) for text in fact) for fact in summary]
-    page = _render(title, sections, facts, settings or {}, generator, conclusions)
+    page = _render(title, list(sections), list(summary), settings or {}, generator, conclusions)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as written:
@@ -113,8 +77,8 @@ def _render(title, sections, summary, settings, generator, conclusions):
     page = environment.from_string(source).render(
         title=title,
         generator=generator,
-        summary=summary,
-        conclusions=conclusions,
+        summary=[tuple("" if text is None else text for text in fact) for fact in summary],
+        conclusions=list(conclusions),
         groups=groups,
         count=len(sections),
         # The others are folded.
@@ -163,24 +127,6 @@ def _image(section):
         "width": round(width),
         "height": round(height),
         "least_width": round(_SMALLEST_SCALE * width),
-        "narrow": _narrow(section.figure),
-    }
-
-
-def _narrow(figure):
-    """Returns the picture for narrow screens of a figure that was saved, or `None`."""
-    figure = stacked(figure)
-    if figure is None:
-        return None
-    width, height = figure.get_size_inches() * _PIXELS_PER_INCH
-    pixels = io.BytesIO(_saved(figure, format="png", dpi=_NARROW_DPI))
-    written = io.BytesIO()
-    few = Image.open(pixels).convert("RGB").quantize(_NARROW_COLOURS, dither=Image.Dither.NONE)
-    few.save(written, "png", optimize=True)
-    return {
-        "image": _address(written.getvalue(), "png"),
-        "width": round(width),
-        "height": round(height),
     }
 
 

@@ -5,8 +5,6 @@ from dataclasses import KW_ONLY, dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tfresidual.definitions.arguments import ArgumentError
-
 
 @dataclass(frozen=True, eq=False)
 class Section:
@@ -42,9 +40,6 @@ class Section:
         caution: What a reader must know before trusting the numbers, or `None`.
         group: Heading of the sections that it belongs to, which the page folds; neighbours with one
             heading share it. `None` for a section of its own.
-
-    Raises:
-        ValueError: if an argument is of another type, or a text is empty.
     """
 
     title: str
@@ -59,24 +54,3 @@ class Section:
     numbers: str | None = None
     caution: str | None = None
     group: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("title", "question", "reading"):
-            check_text(getattr(self, name), name)
-        for name in ("source", "finding", "images", "numbers", "caution", "group"):
-            if getattr(self, name) is not None:
-                check_text(getattr(self, name), name)
-        for name, kind in (("figure", Figure), ("frame", pd.DataFrame)):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, kind):
-                raise ArgumentError(
-                    name,
-                    f"be a {kind.__module__.partition('.')[0]} {kind.__name__} or None",
-                    said=f"{name}={value!r} (of type {type(value).__name__})",
-                )
-
-
-def check_text(value, name):
-    """Raises a `ValueError` unless `value` is text that is not empty."""
-    if not isinstance(value, str) or not value.strip():
-        raise ArgumentError(name, "be a non-empty text", value)
