@@ -106,7 +106,7 @@ def _option_of(field, default):
     elif setting.kind is os.PathLike:
         more["type"] = click.Path(dir_okay=setting.metavar == "DIR")
     elif setting.kind is str:
-        more["type"] = click.Choice((*offered, *setting.renamed))
+        more["type"] = click.Choice(offered)
         if len("|".join(offered)) > 35:
             meaning = f"{meaning.rstrip('.')}: {', '.join(offered)}."
         else:
@@ -712,8 +712,7 @@ def _settings(package, given, out):
     changes = package.settings.with_data_of_file(_given(given))
     settings = package.settings.Settings(**changes)
     if out is None:
-        # Under the name that was given, under which an earlier run is found again.
-        out = os.path.join("runs", f"{changes.get('network', settings.network)}-{settings.data}")
+        out = os.path.join("runs", f"{settings.network}-{settings.data}")
     return settings, out
 
 

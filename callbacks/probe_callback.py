@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfresidual import probes, sources
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
-from tfresidual.definitions.arguments import ArgumentError, check_int, formerly
+from tfresidual.definitions.arguments import ArgumentError, check_int
 from tfresidual.definitions.declarations import PROBES
 from tfresidual.definitions.warning import warn
 from tfresidual.machine.settings import settings_of
@@ -54,7 +54,6 @@ def _probed(model):
     return vars(model).setdefault(_KEPT, made)
 
 
-@formerly(open="expand_nested")
 def use_blocks(
     model: keras.Model,
     *,

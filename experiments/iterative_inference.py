@@ -49,12 +49,14 @@ from measures import (
 from tfresidual import callbacks, training
 from tfresidual.jobs.settings import Settings
 
-# The networks of section 4 besides ResNet-110, by the name that figures show.
+# The recipes of the networks of section 4 besides ResNet-110, by the name that figures show.
 DEEP = {
     "single representation": "single_representation",
     "average pooling": "avg_pooling",
     "wide": "wide",
 }
+# The presets of these recipes, where they have another name.
+PRESETS = {"avg_pooling": "average_pooling_resnet", "wide": "wide_resnet"}
 # Batch normalization and initial gamma of the shared later blocks of a stage.
 STRATEGIES = {
     "naive": {"batch_norm": "shared", "gamma": 1.0},
@@ -109,18 +111,23 @@ def watched(images):
     ]
 
 
-def network(size, label, seed, is_watched=True, **changes):
+def network(size, label, seed, is_watched=True, recipe="resnet110", **changes):
     """A network of the paper; `changes` are those of the settings of its size."""
     common = dict(COMMON[size])
     if size == "paper":
         # The recipe of the network; those of the table and of sharing have that of ResNet-110.
-        recipe = training.recipe(changes.get("network", "resnet110"))
-        common |= {"recipe": recipe.name, "epochs": recipe.epochs}
+        common |= {"recipe": recipe, "epochs": training.recipe(recipe).epochs}
         changes = {"width": 16} | changes
     settings = Settings(seed=seed, **common | changes)
     name = f"{DEEP.get(label, label).replace(', ', '-').replace(' ', '_')}-seed{seed}"
     labels = {"network": label, "seed": seed}
     return Network(name, settings, labels, watched if is_watched else clocked)
+
+
+def published_network(size, label, seed, recipe, **changes):
+    """A network that the paper describes, with its own recipe."""
+    changes |= {"network": PRESETS.get(recipe, recipe), "width": WIDTHS[size]}
+    return network(size, label, seed, recipe=recipe, **changes)
 
 
 def resnet(size, layers, seed, strategy=None, label=None, **kwargs):
@@ -157,10 +164,7 @@ def published(size, seed):
         labels = ("single representation", "average pooling")
     else:
         first, more, labels = resnet(size, 110, seed), {}, DEEP
-    others = (
-        network(size, label, seed, network=DEEP[label], width=WIDTHS[size], **more)
-        for label in labels
-    )
+    others = (published_network(size, label, seed, DEEP[label], **more) for label in labels)
     return [first, *others]
 
 
@@ -196,11 +200,11 @@ def pooled(size, seed):
     The paper trained the network with max pooling without showing it (section 3): it is more like
     the ResNet.
     """
-    average = {"network": "avg_pooling", "width": WIDTHS[size]}
+    changes = {"is_watched": False, "transition": "max_pooling"}
     return [
         resnet(size, 110, seed),
-        network(size, "average pooling", seed, **average),
-        network(size, "max pooling", seed, is_watched=False, transition="max_pooling", **average),
+        published_network(size, "average pooling", seed, "avg_pooling"),
+        published_network(size, "max pooling", seed, "avg_pooling", **changes),
     ]
 
 

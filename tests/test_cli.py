@@ -288,9 +288,9 @@ def test_wrong_arguments_take_one_line(tmp_path, here, command):
 # What the package refuses. The line names the last option, or what stands after an arrow.
 REFUSED = """
 train --width 100000000 | train --width 100000 -> memory | train --batch-norm unshared
-train --depth 7 | train --depth 8 --share-from 99 | train --network wide --depth 8
-train --network wide --stages 1 | train --stages 7
-train --network hauser --transition max_pooling
+train --depth 7 | train --depth 8 --share-from 99 | train --network wide_resnet --depth 8
+train --network wide_resnet --stages 1 | train --stages 7
+train --network hauser_resnet --transition max_pooling
 train --gate-bias -6 | study --shortcut dropout --branch-scale 0.5 | train --gamma nan
 train --epsilon 1e-300 | train --epsilon nan | train --learning-rate nan | train --lipschitz nan
 train --coupling nan | train --coupling 1 --coupling-from 99
@@ -302,7 +302,7 @@ train --out '' | tune --out '' | study --out '' | train --out file/run
 train --data cifar10 --data-dir file | train --data-dir ''
 tune --start 4,4 | tune --start 4,4,4 --stages 2 -> --start
 tune --start 9 --max-blocks 8 -> --start | tune --min-blocks 9 --max-blocks 8 -> blocks
-tune --network wide | tune --share-from 1 --warm-start | tune --share-from 8 --max-blocks 8
+tune --network wide_resnet | tune --share-from 1 --warm-start | tune --share-from 8 --max-blocks 8
 tune --workers 100000
 probe '' --data mnist -> NETWORK | probe nothing | probe . | probe file
 probe file --data mnist -> file

@@ -412,8 +412,9 @@ def test_the_page_is_what_the_frames_say():
 
 # The settings as they stand in the folders of networks that are trained already.
 KEPT = (
-    "Settings(data='cifar10', digits=3, data_dir=None, data_file=None, network='hauser', depth=24, "
-    "width=8, stages=None, transition=None, layout='full_preactivation', shortcut='identity', "
+    "Settings(data='cifar10', digits=3, data_dir=None, data_file=None, network='hauser_resnet', "
+    "depth=24, width=8, stages=None, transition=None, layout='full_preactivation', "
+    "shortcut='identity', "
     "gate_bias=None, shortcut_scale=None, branch_scale=None, gamma=None, share_from=None, "
     "batch_norm='shared', recurrent=False, coupling=None, kernel='uniform', coupling_from=0, "
     "lipschitz=None, anchor='previous', epochs=5, batch_size=64, recipe=None, train_size=12000, "

@@ -117,10 +117,6 @@ def test_the_folder_says_which_backend(tmp_path, settings):
     run_folder.refuse_other_backend(tmp_path, 4, 4)
     with pytest.raises(ValueError, match=r"began on jax, and 1 of 4.*--backend jax.*Received: fo"):
         run_folder.refuse_other_backend(tmp_path, 1, 4)
-    # That of an earlier version.
-    del content["machine"]
-    (tmp_path / "settings.json").write_text(json.dumps(content))
-    run_folder.refuse_other_backend(tmp_path, 1, 4)
 
 
 # What `tfresidual probe` takes

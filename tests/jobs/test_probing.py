@@ -40,7 +40,10 @@ WITHOUT_IMAGES = ("effective_parameters", "weight_deviations")
 def run(tmp_path_factory):
     """The folder of a training of three stages of two blocks, all of which keep the shape."""
     settings = Settings(
-        **SETTINGS, network="hauser", depth=2, data_dir=str(tmp_path_factory.mktemp("clutter"))
+        **SETTINGS,
+        network="hauser_resnet",
+        depth=2,
+        data_dir=str(tmp_path_factory.mktemp("clutter")),
     )
     folder = tmp_path_factory.mktemp("runs") / "run"
     training.train(folder, settings)

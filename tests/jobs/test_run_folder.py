@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tfresidual.jobs import depth_study, probing, study, training
-from tfresidual.jobs.run_folder import claim, read_settings, refuse_other_settings, settings_of
+from tfresidual.jobs.run_folder import claim, read_settings, refuse_other_settings
 from tfresidual.jobs.settings import Settings
 
 WHOLE = json.dumps({"settings": dataclasses.asdict(Settings(depth=8, width=4))}, indent=2)
@@ -53,19 +53,6 @@ def test_a_damaged_settings_file_is_named(tmp_path, kind, job):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.keras", "settings.json"]
 
 
-def test_settings_of_a_run_of_an_earlier_version(tmp_path):
-    """A setting that did not exist yet had its default."""
-    earlier = json.loads(WHOLE)["settings"]
-    for name in ("stages", "transition", "gate_bias", "shortcut_scale", "branch_scale"):
-        assert earlier.pop(name) is None
-    content = json.dumps({"settings": earlier})
-    (tmp_path / "settings.json").write_text(content)
-    assert settings_of(tmp_path) == Settings(depth=8, width=4)
-    refuse_other_settings(tmp_path, {"settings": Settings(depth=8, width=4)})
-    with pytest.raises(ValueError, match=r"`stages` was None.*Received: .*stages=1"):
-        refuse_other_settings(tmp_path, {"settings": Settings(depth=8, width=4, stages=1)})
-
-
 @pytest.mark.parametrize(
     ("left", "missing"),
     [
@@ -78,7 +65,7 @@ def test_settings_of_a_run_of_an_earlier_version(tmp_path):
     ],
 )
 def test_half_a_run_is_not_made_anew(tmp_path, left, missing):
-    settings, jobs = Settings(network="hauser"), [training.train, study.run]
+    settings, jobs = Settings(network="hauser_resnet"), [training.train, study.run]
     parts = {"settings": settings}
     if missing == "search":
         jobs, parts = [depth_study.run], {**parts, "search": depth_study.SearchSettings()}

@@ -262,9 +262,9 @@ def test_the_settings_of_the_report_are_those_used(done):
     [
         ({}, {"depth": 20, "train_size": 20_000, "test_size": 2_000}, {"kernel", "gamma"}),
         ({"depth": 8, "train_size": 64, "test_size": 40}, {"depth": 8, "train_size": 64}, set()),
-        ({"network": "hauser"}, {"depth": 6, "width": 16}, set()),
-        ({"network": "wide"}, {"width": 160}, {"depth"}),
-        ({"network": "avg_pooling", "width": 8}, {"width": 8}, {"depth"}),
+        ({"network": "hauser_resnet"}, {"depth": 6, "width": 16}, set()),
+        ({"network": "wide_resnet"}, {"width": 160}, {"depth"}),
+        ({"network": "average_pooling_resnet", "width": 8}, {"width": 8}, {"depth"}),
         ({"network": "resnet110"}, {}, {"depth", "width"}),
         # What validation leaves of the 50,000.
         ({"data": "cifar10"}, {"train_size": 48_000, "test_size": 10_000}, {"digits"}),
@@ -280,9 +280,9 @@ def test_the_settings_of_the_report_are_those_used(done):
         ({"data": "cifar10", "augment": False}, {"augment": False}, {"weight_decay", "l2"}),
         ({"augment": True}, {"augment": False}, set()),
         ({}, {"stages": 3}, {"gate_bias", "shortcut_scale", "branch_scale"}),
-        ({"network": "avg_pooling"}, {}, {"stages", "transition"}),
+        ({"network": "average_pooling_resnet"}, {}, {"stages", "transition"}),
         (
-            {"network": "avg_pooling", "transition": "max_pooling"},
+            {"network": "average_pooling_resnet", "transition": "max_pooling"},
             {"transition": "max_pooling"},
             {"stages"},
         ),
@@ -456,7 +456,7 @@ def test_a_setting_that_cannot_be_used_writes_nothing(tmp_path, settings, settin
 
 @pytest.mark.parametrize(
     ("network", "name", "value"),
-    [("wide", "depth", 8), ("resnet110", "width", 8), ("resnet110", "stages", 1)],
+    [("wide_resnet", "depth", 8), ("resnet110", "width", 8), ("resnet110", "stages", 1)],
 )
 def test_a_setting_that_the_network_does_not_have_is_refused(settings, network, name, value):
     own = {"network": network, "depth": None, "width": None}
@@ -528,7 +528,7 @@ def test_a_setting_that_the_shortcut_does_not_have_is_refused(settings, shortcut
     [
         ({"network": "resnet101", "stages": 1}, (16,)),
         ({"network": "resnet101", "stages": 2, "depth": 3}, (3, 3)),
-        ({"network": "hauser", "stages": 1}, (6,)),
+        ({"network": "hauser_resnet", "stages": 1}, (6,)),
         ({"network": "resnet", "stages": 1}, (9,)),
         ({"network": "resnet", "stages": 2, "depth": 10}, (2, 2)),
         ({"network": "resnet", "depth": 14}, (2, 2, 2)),
@@ -545,10 +545,10 @@ def test_stages(changes, blocks):
 @pytest.mark.parametrize(
     ("network", "widths"),
     [
-        ("hauser", (4, 8, 16)),
+        ("hauser_resnet", (4, 8, 16)),
         ("single_representation", (4,)),
-        ("avg_pooling", (4, 4, 4)),
-        ("wide", (4, 8, 16)),
+        ("average_pooling_resnet", (4, 4, 4)),
+        ("wide_resnet", (4, 8, 16)),
     ],
 )
 def test_width(network, widths):
@@ -561,16 +561,20 @@ def test_transition():
     assert network.transition == "max_pooling"
     searched = dataclasses.replace(settings, depth=None)
     assert build(searched, (2, 1, 2)).transition == "max_pooling"
-    for changes in ({"network": "hauser"}, {"network": "single_representation"}, {"stages": 1}):
+    for changes in (
+        {"network": "hauser_resnet"},
+        {"network": "single_representation"},
+        {"stages": 1},
+    ):
         with refused("transition"):
             build(dataclasses.replace(searched, **changes))
 
 
 def test_more_stages_than_halve_the_images():
     with refused("stages") as caught:
-        build(Settings(data="mnist", network="hauser", stages=4))
+        build(Settings(data="mnist", network="hauser_resnet", stages=4))
     caught.match("be 3 or less")
-    build(Settings(data="mnist", network="hauser", stages=3, depth=1))
+    build(Settings(data="mnist", network="hauser_resnet", stages=3, depth=1))
     with refused("depth"):
         build(Settings(stages=2))
 

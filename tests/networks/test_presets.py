@@ -8,7 +8,6 @@ import pytest
 from refusals import refused
 
 from tfresidual import networks
-from tfresidual.definitions.settings import RENAMED_NETWORKS, Settings
 from tfresidual.layers import ResidualUnit, Subsampling
 
 pytestmark = pytest.mark.eager
@@ -182,12 +181,6 @@ def test_bad_arguments(name, value, preset):
         preset(**{name: value})
 
 
-def test_presets_by_name_and_by_their_earlier_names():
+def test_presets_by_name():
     assert all(getattr(networks, name) is preset for name, preset in networks.PRESETS.items())
     assert set(networks.PRESETS) < set(networks.__all__)
-    for old, new in RENAMED_NETWORKS.items():
-        with pytest.warns(DeprecationWarning, match=rf"networks\.{old}` is called `{new}` now"):
-            assert getattr(networks, old) is networks.PRESETS[new]
-        assert Settings(network=old) == Settings(network=new)
-    with pytest.raises(AttributeError, match="has no attribute 'narrow'"):
-        _ = networks.narrow

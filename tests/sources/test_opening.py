@@ -7,7 +7,6 @@ from keras import layers, ops
 from refusals import refused
 
 import tfresidual as tfr
-from tfresidual import callbacks
 
 pytestmark = [pytest.mark.eager, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -252,10 +251,6 @@ def test_visible_additions_and_chosen_layers():
     # Opened, a layer without an addition changes nothing.
     note = "no layers are opened: no block was found in them"
     assert names_and_notes(expand_nested="d0") == (both, (note,))
-    with pytest.warns(DeprecationWarning, match="`open` is called `expand_nested` now"):
-        assert names_and_notes(open="d0") == (both, (note,))
-    with pytest.warns(DeprecationWarning, match="`open` is called `expand_nested` now"):
-        callbacks.use_blocks(plain(), open="d0")
     for blocks in (layers.Add, [layers.Add], lambda layer: layer.name.startswith("add")):
         assert names_and_notes(blocks=blocks)[0] == both
     names, (additions, chosen) = names_and_notes(blocks=["stem", "d0", "out"])

@@ -131,7 +131,7 @@ depths: list[int] = tuning.depth_for([4.11, 3.12])
 tuning.supervise(["python", "search.py"], 2, "runs", watch=lambda: None)
 
 # Jobs
-small = settings.Settings(data="mnist", network="hauser", depth=2, layout="original")
+small = settings.Settings(data="mnist", network="hauser_resnet", depth=2, layout="original")
 study.run("runs/study", small, Console()).read_text()
 found = depth_study.run("runs/depth", small, depth_study.SearchSettings(start=(2, 2, 2)))
 status: str = found.status if found is not None else "worker"

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import pathlib
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from tfresidual.definitions.warning import warn
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 # The largest count allowed, so that sums and products of a few counts fit into 64 bits.
 LARGEST_COUNT = 10**9
 _NOTHING = object()
@@ -264,21 +259,3 @@ def checked_path(name: str, value: str | os.PathLike[str]) -> pathlib.Path:
             name, "be a path: a non-empty str without null characters, or a `pathlib.Path`", value
         )
     return pathlib.Path(text)
-
-
-def formerly(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Lets a function take arguments by their former names too, with a `DeprecationWarning`."""
-
-    def decorator(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        @functools.wraps(function)
-        def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            for old, new in names.items():
-                if old in kwargs and new not in kwargs:
-                    message = f"Argument `{old}` is called `{new}` now."
-                    warn(message, DeprecationWarning)
-                    kwargs[new] = kwargs.pop(old)
-            return function(*args, **kwargs)
-
-        return called
-
-    return decorator

@@ -67,12 +67,6 @@ NETWORKS = (
     "average_pooling_resnet",
     "wide_resnet",
 )
-# What networks were called before, which stands in the folders of runs.
-RENAMED_NETWORKS = {
-    "avg_pooling": "average_pooling_resnet",
-    "hauser": "hauser_resnet",
-    "wide": "wide_resnet",
-}
 SHORTCUTS = ("identity", "scaled", "exclusive_gate", "shortcut_only_gate", "conv1x1", "dropout")
 TRANSITIONS = (
     "projection",
@@ -106,7 +100,6 @@ class Setting:
         over: a number that is too small; with `at_least`, what the command line says instead.
         offered: those of the possible values that the command line offers, if not all.
         metavar: what a value is called in `--help`.
-        renamed: earlier names of values, which are still accepted, and what they are now.
     """
 
     meaning: str
@@ -118,7 +111,6 @@ class Setting:
     over: float | None = None
     offered: tuple[Any, ...] = ()
     metavar: str = ""
-    renamed: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def _field(default, *described, **also):
@@ -145,12 +137,6 @@ def of(field: dataclasses.Field[Any]) -> Setting:
     """Returns what a field of a class of settings says of itself."""
     setting: Setting = field.metadata["setting"]
     return setting
-
-
-def present(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Returns a value of a field under its present name."""
-    renamed = of(field).renamed if "setting" in field.metadata else {}
-    return renamed.get(value, value) if isinstance(value, str) else value
 
 
 def check_fields(settings: Any) -> None:
@@ -222,7 +208,6 @@ class Settings:
         "",
         NETWORKS,
         metavar="NAME",
-        renamed=RENAMED_NETWORKS,
     )
     depth: int | None = _count(
         None,
@@ -337,8 +322,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = present(field, getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+            value = getattr(self, field.name)
             if of(field).kind is os.PathLike and value is not None:
                 object.__setattr__(self, field.name, os.fspath(value))
             elif "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].generic):

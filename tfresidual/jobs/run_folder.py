@@ -11,7 +11,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.definitions.settings import present
 from tfresidual.jobs.settings import SOURCES, Settings, check, used
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder, damaged, read_json, replacing
@@ -100,7 +99,7 @@ def changed_settings(part: Any, kept: Mapping[str, Any]) -> dict[str, tuple[Any,
     """
     earlier, now = {}, _plain(part)
     for field in dataclasses.fields(part):
-        earlier[field.name] = present(field, kept.get(field.name, field.default))
+        earlier[field.name] = kept.get(field.name, field.default)
     # The images are the same wherever they are.
     return {
         key: (earlier[key], value)
@@ -116,9 +115,7 @@ def refuse_other_backend(folder: pathlib.Path, done: int, epochs: int) -> None:
     """
     if done >= epochs or not (folder / SETTINGS_FILE).exists():
         return
-    # Earlier versions trained on TensorFlow only, and did not say so.
-    machine = read_settings(folder).get("machine", {})
-    backend = machine.get("backend", "tensorflow") if isinstance(machine, dict) else "tensorflow"
+    backend = read_settings(folder)["machine"]["backend"]
     if backend != BACKEND:
         raise ArgumentError(
             "folder",

@@ -1,9 +1,5 @@
 """Residual networks, including the networks of the papers by name."""
 
-from typing import TYPE_CHECKING
-
-from tfresidual.definitions.settings import RENAMED_NETWORKS
-from tfresidual.definitions.warning import warn
 from tfresidual.networks.inverse_problem import (
     DenseBlock,
     InverseProblemNetwork,
@@ -41,11 +37,3 @@ __all__ = [
     "single_representation",
     "wide_resnet",
 ]
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        if name not in RENAMED_NETWORKS:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warn(f"`{__name__}.{name}` is called `{RENAMED_NETWORKS[name]}` now.", DeprecationWarning)
-        return PRESETS[RENAMED_NETWORKS[name]]

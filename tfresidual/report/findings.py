@@ -2,7 +2,7 @@
 
 A mean counts as below or above zero if it is more than two standard errors over the images away
 from zero; otherwise its sign is undecided. Each function returns `None` if the frames do not
-provide the answer: those of earlier versions have no standard errors.
+provide the answer.
 """
 
 import math

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import keras
 import tensorflow as tf
 
-from tfresidual.definitions.arguments import ArgumentError, formerly
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing.chain import Block, Chain, Stage, checked_chain
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from tfresidual.sources.operations import Layers
 
 
-@formerly(open="expand_nested")
 def chain(
     source: Chain | ChainSource,
     *,
