@@ -17,8 +17,8 @@ from reference.route_probes import NETWORKS, constrained, network
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.probes.attribution import VALUES, first_with_part
-from tfresidual.routing import Block, Stage
+from tfresidual.probes.attribution import VALUES
+from tfresidual.routing import Block
 
 pytestmark = pytest.mark.eager
 
@@ -208,57 +208,3 @@ def test_a_margin_needs_a_label_and_another_class():
         pd.testing.assert_frame_equal(*means)
         with pytest.raises(ValueError, match="at least one position that counts"):
             run((images, np.zeros_like(rows)), target="margin")
-
-
-def test_a_deviation_that_is_no_number_is_an_error():
-    """The state is infinite where the head does not read it: 0 times infinity is no part."""
-    away = Block(1, 0, True, lambda h: h * np.array([1, np.inf], "float32"))
-    chain = linear_chain(away)
-    one = changed(chain, head=lambda h: ops.stack([h[:, 0, 0, 0], -h[:, 0, 0, 0]], axis=-1))
-    with pytest.raises(ValueError, match=r"changes add up to the last state.*Received: "):
-        probes.attribution(one, POINTS)
-    # A logit that is no number itself is the one of a network that explodes.
-    frame = probes.attribution(chain, POINTS, target=1)
-    assert not np.isfinite(frame["logit"]).any()
-
-
-def test_log_probabilities_where_no_logits_are_known():
-    chain = linear_chain(DOUBLED, outputs="probabilities")
-    softmax = changed(chain, head=lambda h: tf.exp(tf.nn.log_softmax(chain.head(h))))
-    images, labels = np.array([[[[0.3, -0.2]]]], "float32"), [1]
-    frame = probes.attribution(softmax, (images, labels))
-    logits = np.array([1.6, -0.8, 0])
-    p = np.exp(logits) / np.exp(logits).sum()
-    assert frame["logit"].iloc[0] == pytest.approx(np.log(p[1]), rel=1e-5)
-    # d log p1 / dh = (0, 2) - p0 (1, 0) - p1 (0, 2)
-    part = [-p[0] * 0.3 + 2 * (1 - p[1]) * -0.2] * 2
-    np.testing.assert_allclose(frame["attribution"].iloc[:2], part, rtol=1e-5)
-
-
-def test_blocks_that_do_not_reach_the_end():
-    identity = Block(1, 0, True, lambda h: h + 1, shortcut="identity")
-    for other in (
-        Block(1, 1, True, lambda h: h / 2 + 1, shortcut="scaled"),
-        Block(1, 1, True, lambda h, anchor: anchor + h, takes_anchor=True),
-        Block(1, 1, False, lambda h: 2 * h),
-    ):
-        last = dataclasses.replace(identity, index=2)
-        chain = linear_chain(identity, other, last)
-        assert first_with_part(chain) == 2
-        frame = probes.attribution(chain, POINTS)
-        assert frame["attribution"].isna().tolist() == [False, True, True, False, False]
-        assert frame["attribution"].sum() == pytest.approx(frame["logit"].iloc[0])
-    # A transition ends what is told apart, and a stage without one does not.
-    first, second = Stage(1, (identity,)), Stage(2, (dataclasses.replace(identity, stage=2),))
-    chain = linear_chain(identity)
-    for transition, found in ((None, 0), (lambda h: 3 * h, 1)):
-        stages = first, dataclasses.replace(second, transition=transition)
-        two = changed(chain, stages=stages)
-        assert first_with_part(two) == found
-        frame = probes.attribution(two, POINTS)
-        assert frame["stage"].tolist() == ([1, 1, 2, 2] if found == 0 else [1, 2, 2, 2])
-        assert frame["attribution"].sum() == pytest.approx(frame["logit"].iloc[0])
-    none = changed(chain, stages=(first, Stage(2, (), lambda h: 3 * h)))
-    frame = probes.attribution(none, POINTS)
-    assert frame["part"].tolist() == ["block", "first state", "head"]
-    assert frame["attribution"].sum() == pytest.approx(frame["logit"].iloc[0])

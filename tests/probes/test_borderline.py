@@ -8,8 +8,6 @@ from reference.plane import blocks_of, chain_of
 from reference.route_probes import (
     TOLERANCE,
     all_networks,
-    counted,
-    counting_chain,
     network,
     numpy_values,
     shape_changing,
@@ -81,16 +79,6 @@ def test_half_of_the_gap_is_less_than_the_probability(margin, sign, is_member):
 
 
 @pytest.mark.parametrize(
-    ("probability", "is_member"), [(0.4999, False), (0.5, False), (0.5001, True), (1, True)]
-)
-def test_gap_at_the_limit(probability, is_member):
-    # All of the probability on one class: the gap is 1, and half of it must move.
-    data = ahead(200, -200), np.array([0, 0])
-    frame = probes.borderline(output_chain(same), data, times=0, probability=probability)
-    assert members(frame) == 2 * is_member
-
-
-@pytest.mark.parametrize(
     ("label", "least"),
     [(0, 0.075), (1, 0.075), (2, 0.175)],  # to the highest other class
 )
@@ -158,22 +146,6 @@ def test_groups_are_decided_where_a_curve_begins():
             for name, values in zip(VALUES, expected, strict=True):
                 wanted = values.mean() if len(values) else np.nan
                 assert row[name] == pytest.approx(wanted, rel=1e-5, nan_ok=True), (row, name)
-
-
-def test_correct_images_can_turn_wrong():
-    chain = output_chain(same, lambda h: h - np.array([2, 0], "float32"))
-    frame = probes.borderline(chain, (ahead(1, 3), np.zeros(2, int)), times=0)
-    correct = frame[frame["group"] == "correct"]
-    assert correct["images"].tolist() == [2, 2]
-    assert correct["accuracy"].tolist() == [1, 0.5]
-
-
-def test_empty_groups():
-    frame = probes.borderline(output_chain(same), (ahead(-9, -8), np.zeros(2, int)), times=1)
-    assert frame["images"].tolist() == [0, 0, 2] * 3
-    empty = frame["images"] == 0
-    assert frame.loc[empty, VALUES].isna().all(axis=None)
-    assert frame.loc[~empty, VALUES].notna().all(axis=None)
 
 
 def names(rows, several_labels):
@@ -259,15 +231,6 @@ def test_images_of_two_classes_with_one_output():
         np.testing.assert_allclose(frame["margin"][:3], [0.1, -0.8, 0.6], rtol=1e-5)
 
 
-def test_smoothed_rows_have_one_label():
-    chain = output_chain(same, classes=3)
-    rows = np.array([[0.4, 0.35, 0.25], [0.25, 0.25, 0.5]], "float32")
-    data = rows_of([1, 0, 0], [0, 2, 0]), rows
-    frame = probes.borderline(chain, data, times=0, per_image=True)
-    assert frame["label"].tolist() == [0, 2]
-    assert frame["prediction"].tolist() == [0, 1]
-
-
 def test_groups_of_the_next_block():
     # The first class, which is the label, is ahead by these numbers after blocks 0, 1 and 2. An
     # image is borderline up to 0.4055, where the probabilities are 0.6 and 0.4.
@@ -303,44 +266,3 @@ def test_groups_of_the_next_block():
     assert frame.loc[0, ["put_right", "put_wrong"]].tolist() == [1 / 2, 1 / 2]
     gained = frame["put_right"] - frame["put_wrong"]
     np.testing.assert_allclose(frame["accuracy"], frame["accuracy_before"] + gained)
-
-
-def indices_of(frame, along="blocks"):
-    return frame.loc[frame["along"] == along, "block"].unique().tolist()
-
-
-@pytest.mark.parametrize(
-    ("blocks", "expected"), [(1, [5]), (3, [3, 4, 5]), (6, [0, 1, 2, 3, 4, 5]), (9, [*range(6)])]
-)
-def test_last_blocks_of_the_last_stage(blocks, expected):
-    chain = counting_chain(lambda n: 0.5 + 0 * n[:, 0], 2, 6)
-    frame = probes.borderline(chain, counted([0, 1, 2, 3]), blocks=blocks, times=2)
-    assert indices_of(frame) == expected
-    assert indices_of(frame, "repetitions") == [5, 6, 7]
-    assert frame["stage"].unique().tolist() == [2]
-
-
-@pytest.mark.parametrize(
-    ("changing", "blocks", "expected"),
-    [(0, 5, [0, 1, 2, 3]), (2, 5, [2, 3]), (2, 1, [3]), (3, 5, [3])],
-)
-def test_blocks_that_change_shape(changing, blocks, expected):
-    chain = counting_chain(lambda n: 0.5 + 0 * n[:, 0], 1, 4, changes=[(2, changing)])
-    frame = probes.borderline(chain, counted([0, 1, 2, 3]), blocks=blocks, times=1)
-    assert indices_of(frame) == expected
-    # What changes the shape of the state cannot be repeated.
-    assert indices_of(frame, "repetitions") == ([] if changing == 3 else [3, 4])
-
-
-def test_no_repetitions():
-    chain = output_chain(same, same)
-    frame = probes.borderline(chain, (ahead(1), np.zeros(1, int)), times=0)
-    assert frame["along"].unique().tolist() == ["blocks"]
-    assert len(frame) == 2 * 3
-
-
-def test_defaults_are_those_of_the_paper():
-    chain = counting_chain(lambda n: 0.5 + 0 * n[:, 0], 7)
-    frame = probes.borderline(chain, counted([0, 1, 2, 3]))
-    assert indices_of(frame) == [2, 3, 4, 5, 6]
-    assert indices_of(frame, "repetitions") == [6 + times for times in range(21)]

@@ -2,12 +2,11 @@
 
 import math
 
-import keras
 import numpy as np
 import pandas as pd
 import pytest
 from keras import ops
-from reference.random_network import random_batch, random_network, sample
+from reference.random_network import sample
 from reference.route_probes import NETWORKS, counted, counting_chain, network
 from refusals import refused
 
@@ -146,29 +145,6 @@ def test_indices_of_frames():
     assert of_labels.loc["mean"].tolist() == pytest.approx([1 / 2, 21 / 32, 3 / 8])
 
 
-def test_an_error_that_is_not_known_is_not_below_chance():
-    unknown = FRAMES["readout"].assign(error=FRAMES["readout"]["error"].mask(lambda e: e == 0.1))
-    frames = FRAMES | {"readout": unknown}
-    with refused("chain"):
-        indices_of(**frames, chance=0.9)
-    table = indices_of(**frames, chance=0.9, at_chance="nan")
-    assert table.loc[table["basis"] == "labels", INDEX_NAMES].isna().all(axis=None)
-
-
-@pytest.mark.parametrize(
-    ("reading", "of_stages"), [("all but last", [1 / 2, 0]), ("trapezoid", [3 / 4, 1 / 6])]
-)
-def test_readings_of_frames(reading, of_stages):
-    table = indices_of(**FRAMES, chance=0.9, reading=reading)
-    usual = indices_of(**FRAMES, chance=0.9)
-    assert table["reading"].tolist() == [reading] * 6
-    of_labels = table.loc[table["basis"] == "labels", "convergence_index"]
-    assert of_labels.tolist() == pytest.approx([*of_stages, np.mean(of_stages)])
-    # The other indices have one reading.
-    others = [*INDEX_NAMES[1:], "error", "chance"]
-    pd.testing.assert_frame_equal(table[others], usual[others])
-
-
 def test_agreement_takes_the_place_of_the_error():
     # Disagreement is 0.05 + error / 2: 0.1 for 0.1, 0.3 for 0.5, 0.5 for 0.9; chance is 0.9.
     table = indices_of(**FRAMES, chance=0.9)
@@ -177,35 +153,6 @@ def test_agreement_takes_the_place_of_the_error():
     # Dropping gives 0.2, 0.15 and 0.1.
     expected = [(3 * 4 / 8 + 1) / 4, 1 - (1 / 8 + 0.5 / 8) / 2, (2 / 8 + 4 / 8) / 2]
     assert rows.loc[2].tolist() == pytest.approx(expected)
-
-
-def test_mean_is_of_the_stages_that_have_the_index():
-    frames = {
-        "readout": frame("block", stage1=[0.1], stage2=[NAN, 0.1], stage3=[0.5, 0.1]),
-        "drop_blocks": frame("block", stage1=[0.2], stage2=[0.3, NAN], stage3=[0.5, 0.1]),
-        "repeat_last_block": frame("repetition", stage1=[0.1, 0.5], stage3=[0.1, 0.9]),
-    }
-    rows = indices_of(**frames, chance=0.9).head(4)[INDEX_NAMES].to_numpy()
-    expected = [[1, NAN, 1 / 2], [NAN, NAN, NAN], [3 / 4, 1 / 2, 1], [7 / 8, 1 / 2, 3 / 4]]
-    np.testing.assert_allclose(rows, expected)
-
-
-def test_splits_with_a_chance_of_their_own():
-    def both(part, error):
-        first, second = part.assign(split="b"), part.assign(split="a")
-        # In split "a" all errors are half as large, and so is chance: the same indices.
-        second["error"] = second["error"] * error
-        return pd.concat([first, second], ignore_index=True)
-
-    frames = {name: both(part, 0.5) for name, part in FRAMES.items()}
-    table = indices_of(**frames, chance={"a": 0.45, "b": 0.9})
-    assert table.columns[0] == "split"
-    assert table["split"].tolist() == ["b"] * 6 + ["a"] * 6
-    of_labels = table[table["basis"] == "labels"]
-    first, second = (of_labels.loc[of_labels["split"] == s, INDEX_NAMES] for s in "ba")
-    np.testing.assert_allclose(first, second)
-    assert of_labels["chance"].tolist() == [0.9] * 3 + [0.45] * 3
-    assert of_labels["error"].tolist() == pytest.approx([0.1] * 3 + [0.05] * 3)
 
 
 @pytest.mark.parametrize("chance", [0.1, 0.05], ids=["at", "above"])
@@ -312,24 +259,6 @@ def test_stages_and_their_mean():
     np.testing.assert_allclose(rows, [*expected, expected.mean(axis=0)], atol=1e-9)
 
 
-def test_reading_of_a_chain():
-    share_wrong, _ = SOLVED["chance whichever is dropped"]
-    for reading, index in (("all blocks", 1 / 4), ("all but last", 0), ("trapezoid", 1 / 6)):
-        rows = measured(share_wrong, 4, times=1, reading=reading)
-        np.testing.assert_allclose(rows[:, 0], [index] * 2, atol=1e-9, err_msg=reading)
-
-
-def test_one_block_a_stage():
-    rows = measured(lambda n: either(ops.max(n, axis=1) > 2, 0.75, 0.1), 1, 1)
-    # Two repetitions bring chance: three of the four.
-    np.testing.assert_allclose(rows, [[1, NAN, 3 / 4]] * 3)
-
-
-def test_no_error_at_all():
-    rows = measured(lambda n: 0 * n[:, 0], 3)
-    np.testing.assert_allclose(rows, [[1, 1, 0]] * 2)
-
-
 def test_blocks_that_change_shape():
     # Of stage 1 the last block, of stage 2 the first one.
     def share_wrong(n):
@@ -344,16 +273,6 @@ def test_blocks_that_change_shape():
     chain = counting_chain(lambda n: 0.1 + 0 * n[:, 0], 1, 2, changes=[(1, 0), (2, 1)])
     rows = probes.convergence_indices(chain, {"a": IMAGES, "b": IMAGES})[INDEX_NAMES]
     np.testing.assert_allclose(rows, [[1, NAN, NAN], [NAN, NAN, NAN], [1, NAN, NAN]] * 4)
-
-
-def test_times_is_how_many_repetitions_count():
-    def share_wrong(n):
-        return either(ops.max(n, axis=1) > 4, 0.75, 0.1)  # the fourth repetition
-
-    for times, harmed in ((1, 0), (4, 1), (8, 5)):
-        assert measured(share_wrong, 2, times=times)[0, 2] == pytest.approx(harmed / times)
-    default = probes.convergence_indices(counting_chain(share_wrong, 2), IMAGES)
-    assert default["divergence_index"][0] == pytest.approx(13 / 16)
 
 
 # Chance
@@ -409,11 +328,6 @@ def test_chance_of_splits():
     assert own["divergence_index"].tolist() == pytest.approx([1 / 3] * 2 + [1 / 2] * 4)
 
 
-def test_guessing_that_never_errs():
-    with refused("chain"):
-        chance_of(np.array([2, 2, 2]), "largest class")
-
-
 def test_network_above_chance():
     with pytest.raises(ValueError, match=r"Received: an error of 0\.8000 on 20 images, .* 0.7"):
         chance_of(np.arange(20) % 4, share=0.8)
@@ -445,26 +359,6 @@ def test_network_at_chance_of_any_number_of_classes(classes):
     labels = np.arange(classes * 3) % classes
     with refused("chain"):
         chance_of(labels, classes=classes, share=1 - 1 / classes)
-
-
-@pytest.mark.parametrize(
-    "largest", sample({largest: largest for largest in range(1, 10)}, 4, pytest.mark.nightly)
-)
-def test_network_at_chance_of_the_largest_class(largest):
-    # Ten images; the network errs just where the label is not that of the largest class.
-    labels = np.array([1] * (10 - largest) + [0] * largest)
-    if largest < 5:
-        labels[: 10 - largest] = np.arange(10 - largest) % 3 + 1
-    share = 1 - np.unique(labels, return_counts=True)[1].max() / 10
-    with refused("chain"):
-        chance_of(labels, "largest class", share=share)
-
-
-def test_drops_at_chance_of_three_classes():
-    # Without the last block 2 of 3 images are wrong, which is chance; without the first, none.
-    chain = counting_chain(lambda n: either(n[:, 1] > 0, 0, 2 / 3), 2, classes=3)
-    table = probes.convergence_indices(chain, counted(np.arange(15) % 3, 3), times=1)
-    assert table["recurrence_index"].isna().all()
 
 
 # Of networks
@@ -510,47 +404,4 @@ def test_equals_the_indices_of_the_probes(settings):
             np.testing.assert_allclose(rows.loc[stage, INDEX_NAMES].astype(float), expected)
 
 
-def test_accepts_a_network_and_its_labels_in_any_form():
-    net = random_network(blocks=2, widths=(4,))
-    images, _ = random_batch(net, images=12)
-    labels = np.argmax(net(images), axis=-1)
-    expected = probes.convergence_indices(net, (images, labels), times=2)
-    assert expected["error"].tolist() == [0] * 4
-    assert expected["chance"].tolist() == pytest.approx([4 / 5] * 4)
-    for same in (labels[:, None], np.eye(5)[labels]):
-        table = probes.convergence_indices(net, (images, same), times=2)
-        pd.testing.assert_frame_equal(table, expected)
-
-
 # Labels that are not 0 and 1
-
-
-def test_chance_of_smoothed_rows():
-    rows = np.eye(10, dtype="float32")[np.arange(20) % 10]
-    smoothed = rows * np.float32(0.9) + np.float32(0.1) / 10
-    # A hair less than one label, in float32.
-    assert (smoothed.sum(axis=1).astype(int) == 0).any()
-    for labels in (rows, smoothed, rows * 0.3 + 0.07):
-        assert chance_of(labels, classes=10) == pytest.approx(0.9)
-        assert chance_of(labels, "largest class", classes=10) == pytest.approx(0.9)
-    settings = {"classes": 5, "outputs": "label_logits"}
-    two = TWO_OF_FIVE * 0.9 + 0.05
-    assert chance_of(two, **settings) == pytest.approx(1 - 1 / 10)
-    assert chance_of(two, "largest class", **settings) == pytest.approx(1 / 2)
-
-
-def test_chance_of_a_hinge():
-    keras.utils.set_random_seed(1)
-    inputs = keras.Input((4, 4, 1))
-    state = keras.layers.Conv2D(3, 3, padding="same")(inputs)
-    state = state + keras.layers.Conv2D(3, 3, padding="same", activation="relu")(state)
-    net = keras.Model(inputs, keras.layers.Dense(5)(keras.layers.Flatten()(state)))
-    net.compile("sgd", "hinge")
-    images = np.random.default_rng(0).normal(size=(8, 4, 4, 1)).astype("float32")
-    signs = np.where(np.concatenate([TWO_OF_FIVE, TWO_OF_FIVE]) > 0, 1.0, -1.0)
-    frames = [
-        probes.convergence_frames(net, (images, labels), times=2, at_chance="nan")[1]
-        for labels in (signs, (signs + 1) / 2)
-    ]
-    assert frames[0]["chance"].unique().tolist() == [pytest.approx(1 - 1 / 10)]
-    pd.testing.assert_frame_equal(*frames)

@@ -11,7 +11,7 @@ from keras import ops
 from reference import sequences
 from reference.batches import Batches
 from reference.numpy_lens import Images
-from reference.plane import anchored_chain, plane_chain
+from reference.plane import plane_chain
 from reference.random_network import random_batch, random_network, sample
 from reference.route_probes import (
     CONSTRAINED_NETWORKS,
@@ -30,7 +30,7 @@ from reference.route_probes import (
 )
 
 import tfresidual as tfr
-from tfresidual import callbacks, probes
+from tfresidual import probes
 
 pytestmark = pytest.mark.eager
 
@@ -82,16 +82,6 @@ def test_solved_by_hand():
     np.testing.assert_allclose(frame["agreement"], [0.9, 0.8, 0.7, 0.6], rtol=1e-6)
     np.testing.assert_allclose(frame["distance"], [1, 1, 1, 1], rtol=1e-6)
     assert frame["unperturbed_error"].tolist() == [0] * 4
-
-
-def test_blocks_that_change_shape():
-    chain = counting_chain(lambda n: 1 - ops.sum(n, axis=1) / 8, 1, 2, changes=[(1, 0), (2, 1)])
-    frame = probes.drop_blocks(chain, counted([0, 1, 2, 3]))
-    assert frame["error"].isna().tolist() == [True, False, True]
-    assert frame.loc[[0, 2], METRICS].isna().all(axis=None)
-    # 5/8 with all three blocks: 2 of 4 images lie under it; 6/8 without one: 3 do.
-    assert frame["unperturbed_error"].tolist() == [0.5] * 3
-    assert frame.loc[1, "error"] == 0.75
 
 
 # What takes the place of what a block adds
@@ -235,48 +225,6 @@ def test_fills_by_hand():
     data = tf.data.Dataset.from_tensor_slices((images[[0, 0, 1]], [0, 0, 0])).batch(2)
     frame = probes.drop_blocks(chain, data, fill="resample")
     assert frame["distance"].iloc[0] == pytest.approx(2 / 3)
-
-
-def test_means_at_an_anchor_by_hand():
-    # x + z / 2, twice, from z = x: of 4 and 8, the states 6, 7 and 12, 14; the branches are 2, 3
-    # and 4, 6, with means of 3 and 9/2.
-    chain = anchored_chain(0.5, 2)
-    blocks = tuple(
-        dataclasses.replace(block, branch=lambda z: z / 2, join=lambda x, added: x + added)
-        for block in chain.blocks
-    )
-    stage = dataclasses.replace(chain.stages[0], blocks=blocks)
-    chain = dataclasses.replace(chain, stages=(stage,), outputs="logits")
-    images = np.array([[[[4, 0]]], [[[8, 0]]]], "float32")
-    frame = probes.drop_blocks(chain, (images, [0, 0]), fill="mean", keep_norm=True)
-    # The last states are 4 + 7 / 2 and 8 + 11 / 2, or 4 + 9 / 2 and 8 + 9 / 2.
-    np.testing.assert_allclose(frame["distance"], [0.5, 1.5], rtol=1e-6)
-
-
-def test_fills_are_compiled_once():
-    net = random_network(blocks=2, widths=(4,))
-    chain, batch = tfr.chain(net), random_batch(net)
-    for fill in ("mean", "resample"):
-        probes.drop_blocks(chain, batch, fill=fill)
-        made, _ = chain.compiled["filled", fill, False]
-        known = dict(made.compiled)
-        probes.drop_blocks(chain, random_batch(net, seed=5), fill=fill)
-        assert chain.compiled["filled", fill, False][0] is made
-        assert made.compiled == known
-
-
-@pytest.mark.system
-def test_the_callback_publishes_what_was_chosen():
-    net = random_network(blocks=2, widths=(4,))
-    net.compile("sgd", "sparse_categorical_crossentropy")
-    batch, settings = random_batch(net), {"fill": "mean", "keep_norm": True}
-    callback = callbacks.DropBlocks(batch, **settings)
-    logs = net.fit(*batch, verbose=0, callbacks=[callback]).history
-    frame = probes.drop_blocks(net, batch, **settings)
-    found = [logs[f"stage1/block{block}/drop_cross_entropy"][0] for block in range(2)]
-    np.testing.assert_allclose(found, frame["cross_entropy"], rtol=1e-4)
-    with pytest.raises(ValueError, match=r"`fill` must .*Received: "):
-        callbacks.DropBlocks(batch, fill="none")
 
 
 @pytest.mark.parametrize("learnt", [True, False])

@@ -102,33 +102,6 @@ def path_role(settings, role):
     return role.replace("shortcut/", f"shortcut/{part}/")
 
 
-@all_networks
-def test_equal_blocks_count_as_one(net):
-    randomise(net, seed=3)
-    for _, units in net.sections()[1]:
-        first, *others = [unit for unit in units if unit.resizing is None] or [None]
-        for unit in others:
-            for variable, value in zip(
-                unit.trainable_variables, first.trainable_variables, strict=True
-            ):
-                variable.assign(value)
-    assert (probes.weight_deviations(net)["l1"] == 0).all()
-    row = probes.effective_parameters(net).iloc[0]
-    assert row["effective"] == row["recurrent"]
-
-
-def test_recurrent_initialization_and_a_random_one():
-    size = {"input_shape": (8, 8, 3), "classes": 5, "blocks": 6, "widths": (8, 16)}
-    equal = probes.effective_parameters(
-        networks.ResidualNetwork(**size, recurrent_initialization=True)
-    ).iloc[0]
-    assert equal["effective"] == equal["recurrent"] < equal["raw"]
-    drawn = probes.effective_parameters(networks.ResidualNetwork(**size)).iloc[0]
-    assert drawn["recurrent"] == equal["recurrent"]
-    # E|D| of normal numbers is 0.8; the blocks' share of the mean takes a little of that.
-    assert 0.7 * drawn["raw"] < drawn["effective"] < drawn["raw"]
-
-
 def test_shared_blocks_are_recurrent():
     net = networks.resnet(32, share_from=0)
     row = probes.effective_parameters(net).iloc[0]
@@ -218,15 +191,6 @@ def test_deviations_by_hand():
         assert (normalized_deviations(np.full(shape, 0.1)) == 0).all()
     row = np.random.default_rng(0).normal(size=(1, 50)) * 0.1
     assert (normalized_deviations(np.repeat(row, 7, axis=0)) == 0).all()
-
-
-def test_follows_the_weights():
-    net = random_network(dtype="mixed_bfloat16", blocks=2, widths=(4,))
-    chain = tfr.chain(net)
-    first = probes.effective_parameters(chain)
-    unit = net.get_layer("stage1_block1").convolution1
-    unit.kernel.assign(net.get_layer("stage1_block0").convolution1.kernel)
-    assert probes.effective_parameters(chain)["effective"][0] < first["effective"][0]
 
 
 # Models of Keras: which weights are counterparts, by the layers that a builder made.
@@ -387,53 +351,3 @@ def test_a_block_of_another_hidden_width_by_hand(order):
     # of 2) differ.
     assert (row["raw"], row["uncoupled"], row["recurrent"]) == (15, 6, 10)
     assert row["effective"] == pytest.approx(10 + 2 + 4 / np.sqrt(2))
-
-
-class Added(layers.Layer):
-    """Adds to its input what a list of layers makes of it."""
-
-    def __init__(self, inner, **kwargs):
-        super().__init__(**kwargs)
-        self.inner = inner
-
-    def build(self, shape):
-        for layer in self.inner:
-            layer.build(*[shape] * (1 + isinstance(layer, layers.MultiHeadAttention)))
-            shape = (*shape[:-1], getattr(layer, "units", shape[-1]))
-
-    def call(self, state):
-        branch = state
-        for layer in self.inner:
-            is_attention = isinstance(layer, layers.MultiHeadAttention)
-            branch = layer(branch, branch) if is_attention else layer(branch)
-        return state + branch
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [pytest.param({}, marks=pytest.mark.nightly), {"blocks": Added}],
-    ids=["opened", "whole layers"],
-)
-def test_two_kinds_of_blocks_in_layers_of_one_class(settings):
-    models = Models()
-    inputs = state = keras.Input((4, 4))
-    for index in range(4):
-        inner = [layers.LayerNormalization(), *models.denses(6)]
-        if index % 2 == 0:
-            inner[1:] = [layers.MultiHeadAttention(2, 3)]
-        state = Added(inner)(state)
-        models.blocks.append((1, index % 2, inner))
-    model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(state)))
-    rng = np.random.default_rng(0)
-    model.set_weights([rng.normal(size=weight.shape) for weight in model.get_weights()])
-    found = probes.effective_parameters(tfr.chain(model, **settings))
-    assert found.iloc[0].to_dict() == models.counts(model)
-
-
-def test_network_without_two_blocks_of_a_kind():
-    net = random_network(blocks=1)
-    frame = probes.weight_deviations(net)
-    assert frame.empty
-    assert frame.columns.tolist() == ["stage", "block", "role", "parameters", "deviation", "l1"]
-    row = probes.effective_parameters(net).iloc[0]
-    assert row["raw"] == row["uncoupled"] == row["recurrent"] == row["effective"]

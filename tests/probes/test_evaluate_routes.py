@@ -8,7 +8,6 @@ its head errs on a chosen share of the images.
 import numpy as np
 import pandas as pd
 import pytest
-import tensorflow as tf
 from reference.plane import plane_chain
 from reference.random_network import random_batch, sample
 from reference.route_probes import (
@@ -21,12 +20,10 @@ from reference.route_probes import (
     trained_applications,
     with_stage,
 )
-from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing import routes
-from tfresidual.routing.evaluator import RUNTIME_MIB
 
 pytestmark = pytest.mark.eager
 
@@ -102,71 +99,3 @@ def test_columns_and_splits():
     assert images["image"].tolist() == [*range(7), *range(7), *range(3), *range(3)]
     means = images.groupby(["split", "route"], sort=False)[frame.columns[1:].tolist()].mean()
     np.testing.assert_allclose(means, both[frame.columns[1:]], rtol=1e-6)
-
-
-def test_states_that_overflow():
-    # The first image stays finite on all routes; the second overflows where the block is repeated.
-    chain = plane_chain(lambda h: h * 1e15)
-    images = np.array([[[[0, 0]]], [[[1e10, -1e10]]]], "float32")
-    data = images, np.array([0, 0])
-    chosen = [routes.unperturbed(chain), routes.repeat_last_block(chain, 1, 1)]
-    frame = probes.evaluate_routes(chain, data, chosen)
-    assert frame["error"].tolist() == [0, 0.5]
-    assert frame["agreement"].tolist() == [1, 0.5]
-    assert np.isfinite(frame.loc[0, ["cross_entropy", "entropy", "stage1_distance"]].tolist()).all()
-    assert not np.isfinite(frame.loc[1, ["cross_entropy", "stage1_distance"]].tolist()).any()
-    own = probes.evaluate_routes(chain, data, chosen, per_image=True)
-    assert own["error"].tolist() == [0, 0, 0, 1]
-    assert own["agreement"].tolist() == [1, 1, 1, 0]
-    assert np.isfinite(own["cross_entropy"]).tolist() == [True, True, True, False]
-
-
-def test_forms_of_data_and_labels():
-    net, (images, labels) = network(NETWORKS["original"])
-    chain = tfr.chain(net)
-    chosen = [routes.drop(chain, (1, 1)), routes.drop(chain, (2, 1))]
-    expected = probes.evaluate_routes(chain, (images, labels), chosen)
-    for same in (
-        (images, labels[:, None]),
-        (images, np.eye(5, dtype="float32")[labels]),
-        tf.data.Dataset.from_tensor_slices((images, labels)).batch(3),
-    ):
-        frame = probes.evaluate_routes(chain, same, chosen)
-        pd.testing.assert_frame_equal(frame, expected, rtol=1e-5)
-
-
-def test_routes_named_twice_and_none_at_all():
-    net, batch = network(NETWORKS["one stage, several labels"])
-    chain = tfr.chain(net)
-    one, other = routes.drop(chain, (1, 0)), routes.drop(chain, (1, 3))
-    frame = probes.evaluate_routes(net, batch, iter([one, other, one]))
-    assert frame["route"].tolist() == [one.name, other.name, one.name]
-    assert frame.loc[0, "stage1_distance"] != frame.loc[1, "stage1_distance"]
-    pd.testing.assert_series_equal(frame.loc[0], frame.loc[2], check_names=False)
-    empty = probes.evaluate_routes(net, batch, [])
-    assert len(empty) == 0
-    assert empty.columns.tolist() == frame.columns.tolist()
-
-
-@pytest.mark.system
-def test_memory_limit_changes_nothing():
-    net, batch = network(NETWORKS["original"], images=9)
-    chain = tfr.chain(net)
-    # An image takes 0.01 to 0.02 MiB in addition to what the runtime takes:
-    # nine do not fit at once.
-    with refused("memory_limit"):
-        probes.readout(chain, batch, memory_limit=RUNTIME_MIB + 0.01)
-    for name, settings in {
-        "evaluate_routes": {"routes": [routes.drop(chain, (1, 0)), routes.unperturbed(chain)]},
-        "readout": {},
-        "drop_blocks": {},
-        "repeat_last_block": {"times": 2},
-        "shuffle_blocks": {"draws": 1},
-        "convergence_indices": {"times": 2, "chance": 1},
-        "borderline": {"times": 2},
-    }.items():
-        expected, measured = (
-            getattr(probes, name)(chain, batch, **settings, **limit)
-            for limit in ({}, {"memory_limit": RUNTIME_MIB + 0.05})
-        )
-        pd.testing.assert_frame_equal(measured, expected, rtol=1e-5, obj=name)

@@ -5,12 +5,9 @@ Not covered: float16, and heads on states with more than one axis of positions.
 
 import keras
 import numpy as np
-import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import ops
-from reference.decoder import Decoder
-from reference.random_network import random_batch, random_network
 
 import tfresidual as tfr
 from tfresidual import probes
@@ -29,13 +26,6 @@ class MeanSquareNorm(keras.layers.Layer):
     def call(self, state):
         mean_square = ops.mean(state**2, axis=-1, keepdims=True) + self.epsilon
         return state / ops.sqrt(mean_square) * (1 + self.scale)
-
-
-class MeanSizeNorm(keras.layers.Layer):
-    """Divides by the mean absolute value."""
-
-    def call(self, state):
-        return state / (ops.mean(ops.abs(state), axis=-1, keepdims=True) + 1e-2)
 
 
 class Readout(keras.layers.Layer):
@@ -170,49 +160,6 @@ def test_by_hand():
     np.testing.assert_allclose(frame["attribution"], [0, 0, 0, 0, 9, 2], atol=1e-5)
 
 
-def two_normalizations():
-    return model_of(
-        keras.layers.LayerNormalization(),
-        keras.layers.Dense(5, "gelu"),
-        keras.layers.RMSNormalization(),
-        keras.layers.Dense(4),
-    )
-
-
-def test_the_logit_is_the_same_bit_for_bit():
-    model = two_normalizations()
-    frames = [
-        probes.attribution(
-            model, data_for(model), freeze_normalization=is_frozen, per_image=True
-        ).set_index(["image", "block"])
-        for is_frozen in (False, True)
-    ]
-    pd.testing.assert_series_equal(frames[0]["logit"], frames[1]["logit"], check_exact=True)
-    assert np.abs(frames[0]["attribution"] - frames[1]["attribution"]).max() > 0.1
-    for frame in frames:
-        sums = frame.groupby("image")["attribution"].sum()
-        np.testing.assert_allclose(sums, frame["logit"].xs(0, level="block"), rtol=1e-9)
-
-
-@pytest.mark.system
-@pytest.mark.compiled
-def test_both_are_compiled_and_follow_the_weights():
-    model = two_normalizations()
-    chain, data = tfr.chain(model), data_for(model)
-    frames = [
-        probes.attribution(chain, data, freeze_normalization=is_frozen)
-        for is_frozen in (False, True, False, True)
-    ]
-    pd.testing.assert_frame_equal(frames[0], frames[2])
-    pd.testing.assert_frame_equal(frames[1], frames[3])
-    np.testing.assert_allclose(frames[0]["logit"], frames[1]["logit"], rtol=1e-6)
-    assert np.abs(frames[0]["attribution"] - frames[1]["attribution"]).max() > 0.1
-    randomised(model, seed=3)
-    again = probes.attribution(chain, data, freeze_normalization=True)
-    fresh = probes.attribution(tfr.chain(model), data, freeze_normalization=True)
-    pd.testing.assert_frame_equal(again, fresh)
-
-
 class Subclassed(keras.Model):
     """One block and a head that normalizes by an operation of `keras.ops`."""
 
@@ -242,48 +189,6 @@ def test_an_operation_with_weights_is_a_normalization():
     np.testing.assert_allclose(frame["attribution"], [*parts, shift[1]], rtol=1e-4, atol=1e-5)
 
 
-def test_a_state_of_zeros_and_half_precision():
-    model = model_of(keras.layers.LayerNormalization(epsilon=0.01), keras.layers.Dense(4))
-    images, labels = data_for(model)
-    for layer in model.layers[1:]:
-        if layer.name.startswith("dense") and layer is not model.layers[-1]:
-            layer.set_weights([layer.get_weights()[0], np.zeros(6)])
-    images[0] = 0
-    frame = probes.attribution(model, (images, labels), freeze_normalization=True, per_image=True)
-    assert frame["attribution"].notna().all()
-    assert frame.query("image == 0 and part != 'head'")["attribution"].abs().max() == 0
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        half = model_of(keras.layers.LayerNormalization(epsilon=0.01), keras.layers.Dense(4))
-    finally:
-        keras.config.set_dtype_policy("float32")
-    half.set_weights(model.get_weights())
-    near = probes.attribution(half, (images, labels), freeze_normalization=True)
-    wide = probes.attribution(model, (images, labels), freeze_normalization=True)
-    np.testing.assert_allclose(near["attribution"], wide["attribution"], atol=0.05)
-
-
-HEADS = {
-    "a quotient that is no root mean square": lambda: [MeanSizeNorm()],
-    "groups": lambda: [keras.layers.GroupNormalization(2)],
-    "a nonlinear function": lambda: [keras.layers.Lambda(lambda h: ops.tanh(h) + h)],
-    "a small branch": lambda: [
-        keras.layers.Lambda(lambda h: h + 0.01 * ops.normalize(h) * ops.arange(6.0))
-    ],
-    "a constant": lambda: [keras.layers.RMSNormalization(), keras.layers.Lambda(lambda h: h * 0)],
-}
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_layers_of_other_kinds_are_refused_by_name(name):
-    layers = HEADS[name]()
-    model = model_of(*layers, keras.layers.Dense(4))
-    with pytest.raises(
-        ValueError, match=rf"`freeze_normalization` must .*Received: .*{layers[-1].name} of type"
-    ):
-        probes.attribution(model, data_for(model), freeze_normalization=True)
-
-
 def test_layers_that_are_linear_stay_as_they_are():
     layers = [
         keras.layers.Lambda(lambda h: 3 * h + 5),
@@ -307,32 +212,6 @@ def test_layers_that_are_linear_stay_as_they_are():
         parts = [direct(*pair, layers[2], kernel[:, 0]) for pair in states]
         found = frame.query(f"block == {block}")["attribution"].iloc[0]
         assert found == pytest.approx(np.mean(parts), rel=2e-4, abs=2e-5)
-
-
-def test_heads_without_a_normalization_are_refused():
-    net = random_network(blocks=1, widths=(4,))
-    plain = model_of(keras.layers.Dense(4))
-    batch_norm = model_of(keras.layers.BatchNormalization(), keras.layers.Dense(4))
-    decoder = Decoder()
-    for source, data in (
-        (net, random_batch(net)),
-        (plain, data_for(plain)),
-        (batch_norm, data_for(batch_norm)),
-        (decoder.chain(), decoder.batch()),
-    ):
-        with pytest.raises(ValueError, match=r"`freeze_normalization` must .*no such layer"):
-            probes.attribution(source, data, freeze_normalization=True)
-    with pytest.raises(ValueError, match=r"`freeze_normalization` must be .*Received: "):
-        probes.attribution(net, random_batch(net), freeze_normalization="yes")
-
-
-@pytest.mark.system
-@pytest.mark.compiled
-def test_saved_models_are_refused(tmp_path):
-    model = model_of(keras.layers.LayerNormalization(), keras.layers.Dense(4))
-    tfr.export(model, tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"`freeze_normalization` must .*of a SavedModel"):
-        probes.attribution(tmp_path / "saved", data_for(model), freeze_normalization=True)
 
 
 def task(name):

@@ -6,11 +6,8 @@ stage has an anchor, from central differences of the Keras layers in float64.
 Not covered here: networks on a GPU; chains whose layers TensorFlow cannot differentiate twice.
 """
 
-import functools
-
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras import ops
 from reference import numpy_network
 from reference.plane import at, chain_of, plane_chain
@@ -155,24 +152,6 @@ def test_product_equals_numpy(place):
     assert_near(flat(product), expected, 1e-6 if net.anchor == "input" else 2e-5)
 
 
-@pytest.mark.compiled
-def test_product_is_symmetric_and_linear():
-    net = random_network(**SMALL | {"blocks": 1})
-    images, _ = random_batch(net)
-    first, second = (random_vectors(net, images, 1, 0) for _ in range(2))
-    second = second[::-1].copy()
-    chain = tfr.chain(net)
-    product = functools.partial(probes.metric_product, chain, images, stage=1, block=0)
-    left, right = product(vectors=first), product(vectors=second)
-    np.testing.assert_allclose(
-        (flat(left) * flat(second)).sum(axis=1), (flat(right) * flat(first)).sum(axis=1), rtol=1e-4
-    )
-    assert ((flat(left) * flat(first)).sum(axis=1) > 0).all()
-    assert_near(flat(product(vectors=2 * first - second)), flat(2 * left - right), 1e-5)
-    (function,) = chain.compiled.values()
-    assert function.experimental_get_tracing_count() == 1
-
-
 @pytest.mark.parametrize("place", sample(dict(list(PLACES.items())[1::-1]), 2, pytest.mark.nightly))
 def test_eigenvalues_equal_numpy(place):
     settings, stage, block = place
@@ -269,32 +248,6 @@ def test_eigenvalues_that_have_not_converged_say_so():
     assert (many["residual"] <= 1e-3).all()
 
 
-def test_eigenvalues_beyond_the_range_of_the_floats():
-    frame = probes.metric_eigenvalues(
-        linear_chain(1e25 * np.eye(5)), pixels([[1] * 5]), stage=1, block=0, count=1
-    )
-    assert frame[["eigenvalue", "residual"]].isna().all(axis=None)
-
-
-@pytest.mark.compiled
-def test_an_image_has_its_eigenvalues_in_every_batch():
-    net = random_network(**SMALL | {"blocks": 1, "widths": (4,)})
-    images, labels = random_batch(net, images=5)
-    chain = tfr.chain(net)
-    data = {
-        "all": (images, labels),
-        "batches": tf.data.Dataset.from_tensor_slices((images, labels)).batch(2),
-        "last": (images[4:], labels[4:]),
-    }
-    frame = probes.metric_eigenvalues(chain, data, stage=1, block=0, count=2)
-    assert frame["split"].tolist() == ["all"] * 10 + ["batches"] * 10 + ["last"] * 2
-    values = frame["eigenvalue"].to_numpy()
-    np.testing.assert_allclose(values[:10], values[10:20], rtol=1e-4)
-    np.testing.assert_allclose(values[8:10], values[20:], rtol=1e-4)
-    (function,) = chain.compiled.values()
-    assert function.experimental_get_tracing_count() == 1
-
-
 def numpy_line_element(before, after, jacobian):
     """Both parts and the length per image, of the states before and after a block."""
     layer = ((after - before) ** 2).sum(axis=1)
@@ -355,51 +308,6 @@ def test_line_element_by_hand():
     assert lengths["blocks"].tolist() == [2] * 4
     total = np.sqrt(7.8125) + 1
     np.testing.assert_allclose(lengths["path_length"], [total, total, 0, 0], rtol=1e-6)
-
-
-def test_line_element_of_large_changes():
-    chain = plane_chain(lambda h: h * 1e18 - h)
-    row = probes.line_element(chain, at(3, 4)).iloc[0]
-    # The square is beyond the range of the floats, the length is not.
-    assert row["spatial_part"] == np.inf
-    assert row["length"] == pytest.approx(5e36, rel=1e-5)
-
-
-def test_path_lengths_of_stages():
-    net = random_network(blocks=(3, 1), **SMALL)
-    batch = random_batch(net)
-    frame = probes.line_element(net, batch)
-    assert frame["length"].isna().tolist() == [False, False, False, True]
-    lengths = probes.path_lengths_of(frame)
-    assert lengths["blocks"].tolist() == [3, 0, 3]
-    total = frame["length"][:3].sum()
-    np.testing.assert_allclose(lengths["path_length"], [total, 0, total])
-    distance = probes.computational_distance(net, batch)["distance"]
-    assert (lengths["path_length"] >= distance).all()
-
-
-def test_without_a_block_that_keeps_the_shape():
-    chain = linear_chain([[1, 2], [0, 1], [3, 0]])
-    frame = probes.line_element(chain, pixels([[1, 1]]))
-    assert frame[["layer_part", "spatial_part", "length"]].isna().all(axis=None)
-    frame = probes.metric_eigenvalues(chain, pixels([[1, 1]]), stage=1, block=0, count=2)
-    # The metric is [[10, 2], [2, 5]].
-    np.testing.assert_allclose(
-        frame["eigenvalue"], (15 + np.sqrt(41) * np.array([1, -1])) / 2, rtol=1e-5
-    )
-
-
-def test_straight_lines_stay_straight_in_linear_networks():
-    chain = linear_chain([[1, 1], [0, 1]], np.diag([3, 2]))
-    first, second = pixels([[0, 0], [1, 5]])[0], pixels([[1, 1], [1, 5]])[0]
-    frame = probes.line_between(chain, first, second, points=3)
-    # (1, 1) goes to (2, 1) and (6, 2).
-    np.testing.assert_allclose(frame["length"], [np.sqrt(40), 0], rtol=1e-6)
-    np.testing.assert_allclose(frame["last_distance"], frame["length"], rtol=1e-6)
-    np.testing.assert_allclose(frame["euclidean_length"], [np.sqrt(2), 0], rtol=1e-6)
-    frame = probes.line_between(chain, first, second, block=1)
-    np.testing.assert_allclose(frame["euclidean_length"], [np.sqrt(5), 0], rtol=1e-6)
-    assert frame[["stage", "block", "pair"]].to_numpy().tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
 @pytest.mark.compiled
@@ -485,12 +393,3 @@ def test_mixed_precision_is_near_float32_and_follows_the_weights():
     assert len(chain.compiled) == 4
     for function in (*chain.compiled.values(), *low_chain.compiled.values()):
         assert function.experimental_get_tracing_count() == 1
-
-
-def test_images_of_whole_numbers():
-    chain = linear_chain([[1, 1], [0, 1]])
-    images = np.array([[0, 0], [3, 4]], "uint8")[:, None, None]
-    frame = probes.line_between(chain, images[:1], images[1:])
-    # (0, 0) to (3, 4) comes out as (0, 0) to (7, 4).
-    np.testing.assert_allclose(frame["euclidean_length"], 5)
-    np.testing.assert_allclose(frame["length"], np.sqrt(65), rtol=1e-6)

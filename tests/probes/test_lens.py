@@ -147,21 +147,6 @@ def test_by_hand():
     assert frame.query("image == 1")["rank"].tolist() == [2, 2.5, 2.5]
 
 
-def test_several_labels_by_hand():
-    # Log odds: probabilities of the labels 1/2 each, then 4/5, 1/5, 1/2, 1/2.
-    images = np.zeros((1, 1, 1, 4), "float32")
-    chain = logits_chain(np.log([4, 1 / 4, 1, 1]), outputs="label_logits")
-    frame = probes.lens(chain, (images, np.array([[1, 0, 1, 0]])))
-    # One of the two other classes has as high an output as the lower label.
-    assert frame["rank"].tolist() == [2, 1.5]
-    np.testing.assert_allclose(frame["probability"], [0.5, 0.5], rtol=1e-6)
-    wanted = [4 * np.log(2), 2 * np.log(5 / 4) + 2 * np.log(2)]
-    np.testing.assert_allclose(frame["cross_entropy"], wanted, rtol=1e-6)
-    # p log(p / q) and (1 - p) log((1 - p) / (1 - q)) for q = 1/2, twice.
-    wanted = 2 * (0.8 * np.log(1.6) + 0.2 * np.log(0.4))
-    np.testing.assert_allclose(frame["kl"], [wanted, 0], rtol=1e-5)
-
-
 @pytest.mark.parametrize("kind", ["probabilities", "logits"])
 def test_two_classes_with_one_output(kind):
     # Probability 3/4 of class 1.
@@ -187,19 +172,6 @@ def test_probabilities_are_read_from_the_logits_that_keras_stores():
     ]
     pd.testing.assert_frame_equal(*frames)
     assert frames[0]["cross_entropy"].iloc[1] == pytest.approx(400)
-
-
-def test_states_that_explode():
-    chain = logits_chain([np.nan, 0, 0], [np.inf, 0, 0], [1, 0, -np.inf])
-    frame = probes.lens(chain, (np.zeros((1, 1, 1, 3), "float32"), [0]))
-    assert frame["rank"].isna().tolist() == [False, True, True, False]
-    assert frame["agreement"].tolist() == [0, 0, 0, 0]
-    # A class of probability 0 has no share.
-    assert np.isfinite(frame[["cross_entropy", "entropy"]].iloc[3]).all()
-    assert frame["kl"].iloc[3] == 0
-    labels = logits_chain([0, np.inf], [-np.inf, 0], outputs="label_logits")
-    frame = probes.lens(labels, (np.zeros((1, 1, 1, 2), "float32"), [[0, 1]]))
-    np.testing.assert_allclose(frame["entropy"], np.log([4, 2, 2]), rtol=1e-6)
 
 
 def test_a_logit_of_minus_infinity_is_a_probability_of_zero():

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from tfresidual.probes.logs import from_logs, log_key
 
@@ -45,46 +44,3 @@ def test_frame_from_a_csv_file_with_splits(tmp_path):
     frame = from_logs(tmp_path / "log.csv")
     assert frame["split"].tolist() == ["a", "b"]
     assert frame["epoch"].tolist() == [4, 4]
-
-
-def test_numbers_of_stages_and_of_the_network_are_left_out():
-    history = {
-        "a/stage1/block0/drop_error": [0.5],
-        "a/stage1/convergence_index": [0.25],
-        "a/convergence_index": [0.125],
-        "convergence_index": [0.0],
-    }
-    frame = from_logs(history)
-    assert frame.to_dict("records") == [
-        {"epoch": 0, "split": "a", "stage": 1, "block": 0, "drop_error": 0.5}
-    ]
-    with pytest.raises(ValueError, match="`history` must hold keys"):
-        from_logs({key: value for key, value in history.items() if "block" not in key})
-
-
-def test_history_without_blocks():
-    with pytest.raises(ValueError, match=r"`history` must hold keys.*Received: "):
-        from_logs({"loss": [1.0]})
-
-
-LOG = "epoch,loss,stage1/block0/l2_ratio\r\n0,2.0,0.5\r\n1,1.0,NA\r\n"
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        (LOG[:-1], "row 3 "),
-        (LOG.replace(",NA", ""), "row 3 has 2 cells"),
-        (LOG.replace("NA", "low"), "row 3 .*'stage1/block0/l2_ratio'"),
-        (LOG.replace("1,1.0", "0,1.0"), "several rows of epoch 0"),
-        (LOG.replace("\r\n1", "\r\n"), "row 3 .*'epoch'"),
-    ],
-)
-def test_a_damaged_log(tmp_path, changed, says):
-    path = tmp_path / "log.csv"
-    path.write_bytes(LOG.encode())
-    assert from_logs(path)["l2_ratio"].tolist() == [0.5]
-    path.write_bytes(changed.encode())
-    with pytest.raises(ValueError, match=says) as raised:
-        from_logs(path)
-    assert "Received: " in str(raised.value) and "\n" not in str(raised.value)

@@ -1,7 +1,6 @@
 """Patched runs against NumPy versions that run each of them by itself, and cases by hand."""
 
 import dataclasses
-import warnings
 
 import keras
 import numpy as np
@@ -16,7 +15,6 @@ from reference.route_probes import NETWORKS, network
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.probes.patching import places_of_next
 
 WHOLE = "The whole state is put in"
 pytestmark = [pytest.mark.eager, pytest.mark.filterwarnings(f"ignore:{WHOLE}:UserWarning")]
@@ -65,25 +63,6 @@ def test_equals_numpy(settings):
     pd.testing.assert_frame_equal(frame[means.columns], means, rtol=1e-5)
     ratios = (means["patched_logit"] - means["logit"]) / (means["source_logit"] - means["logit"])
     np.testing.assert_allclose(frame["effect"], ratios, rtol=1e-3)
-
-
-def test_a_difference_within_noise_is_said():
-    net, (images, labels) = network({})
-    # The mean over the pairs is 0: every image is a source as well.
-    data, source = ((one, np.zeros_like(labels)) for one in (images, images[::-1]))
-    with pytest.warns(UserWarning, match="noise"):
-        probes.patching(tfr.chain(net), data, source)
-
-
-def test_a_whole_state_is_said_once():
-    net, (images, labels) = network({})
-    given = [dict.fromkeys(("train", "test"), (one, labels)) for one in (images, images[::-1])]
-    with pytest.warns(UserWarning, match=WHOLE) as said:
-        probes.patching(net, *given)
-    assert sum(WHOLE in str(one.message) for one in said) == 1
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", WHOLE)
-        probes.patching(net, *given, what="addition")
 
 
 class TestDecoder:
@@ -381,16 +360,6 @@ def test_metrics_by_hand():
     np.testing.assert_allclose(frame["logit"], np.log(4), rtol=1e-5)
 
 
-def test_an_anchor_stays_that_of_the_data():
-    # x + z / 2, twice, from z = x: of the states (x, 3/2 x, 7/4 x).
-    chain = dataclasses.replace(anchored_chain(0.5, 2), outputs="logits")
-    data, source = (np.array([[[p]]], "float32") for p in ([8.0, 0], [0, 16.0]))
-    frame = probes.patching(chain, (data, [0]), (source, [0]), target=1)
-    assert frame["source_logit"].tolist() == [28] * 3
-    # The first state is the anchor; after it, the data's is added, whose second part is 0.
-    assert frame["patched_logit"].tolist() == [28, 12, 28]
-
-
 def test_the_source_is_the_next_image_of_its_batch_with_another_label():
     net = random_network(blocks=(1,), widths=(4,))
     images, _ = random_batch(net, images=8)
@@ -411,17 +380,3 @@ def test_the_source_is_the_next_image_of_its_batch_with_another_label():
     source = images[others], labels[others]
     wanted = probes.patching(net, (images[:6], labels[:6]), source, what="addition", per_image=True)
     pd.testing.assert_frame_equal(frame, wanted, rtol=1e-5)
-
-
-def test_the_next_image_with_other_rows_of_labels():
-    nan = np.nan
-    rows = np.array([[0.0, nan], [-0.0, nan], [1, nan], [1, 0], [1, 0], [0, nan]], "float32")
-    images = np.zeros((6, 1, 1, 2), "float32")
-    found = places_of_next(anchored_chain(0.5, 2), images, tf.constant(rows))
-    assert found.tolist() == [2, 2, 3, 5, 5, 2]
-    same = places_of_next(anchored_chain(0.5, 2), images, tf.constant(rows[[0, 1, 5]]))
-    assert same.tolist() == [1, 2, 0]
-    # Nothing counts in the second sequence.
-    (inputs, labels), chain = Decoder().batch(images=3), Decoder().chain()
-    labels[1] = -1
-    assert places_of_next(chain, inputs, tf.constant(labels)).tolist() == [2, 2, 0]

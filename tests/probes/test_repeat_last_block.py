@@ -1,14 +1,12 @@
 """Repeated last blocks against the NumPy version, its backward pass, and by hand."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from reference import numpy_network, sequences
 from reference.plane import at, plane_chain
-from reference.random_network import random_batch, random_network, sample
+from reference.random_network import sample
 from reference.route_probes import (
     CONSTRAINED_NETWORKS,
-    METRICS,
     NETWORKS,
     assert_equals_numpy,
     constrained,
@@ -145,19 +143,6 @@ def test_a_block_at_its_anchor_equals_numpy(settings):
     assert_constrained_network_equals_numpy(settings)
 
 
-@pytest.mark.nightly
-@pytest.mark.compiled
-@at_its_anchor
-@pytest.mark.parametrize("settings", constrained("at its anchor"))
-def test_repetition_0_is_block_metrics_at_the_anchor(settings):
-    net, batch = network(settings)
-    frame = probes.repeat_last_block(net, batch, times=1)
-    zero = frame[frame["repetition"] == 0]
-    metrics = probes.block_metrics(net, batch).groupby("stage").last()
-    columns = ["cosine_loss", "l2_ratio"]
-    np.testing.assert_allclose(zero[columns], metrics[columns], rtol=1e-4, atol=1e-6)
-
-
 def test_solved_by_hand():
     # Each application halves the plane: (3, 4) is at (3, 4) / 2^(k+1) after k repetitions. The
     # loss |h|^2 / 2 falls along -h, the step is -h / 2.
@@ -234,65 +219,3 @@ def test_gradient_goes_through_what_follows():
     # (1, 2) -> (2, 2) -> (3, 2): cosines of (1, 0) to (2, 2) and (3, 2).
     np.testing.assert_allclose(alone["cosine_loss"], [1 / np.sqrt(2), 3 / np.sqrt(13)], rtol=1e-6)
     np.testing.assert_allclose(alone["l2_ratio"], [1 / np.sqrt(5), 1 / np.sqrt(8)], rtol=1e-6)
-
-
-def test_repetition_0_is_block_metrics_and_the_unperturbed_network():
-    net, batch = network(NETWORKS["bn_after_addition"])
-    frame = probes.repeat_last_block(net, batch, times=1)
-    zero = frame[frame["repetition"] == 0]
-    metrics = probes.block_metrics(net, batch).groupby("stage").last()
-    np.testing.assert_allclose(zero[BLOCK_METRICS], metrics[BLOCK_METRICS], rtol=1e-4, atol=1e-6)
-    assert zero["distance"].tolist() == [0, 0]
-    assert zero["agreement"].tolist() == [1, 1]
-    assert len(set(zero["error"])) == 1
-
-
-def test_columns_and_block_metrics():
-    net, batch = network({"blocks": (2, 1, 2), "widths": (2, 3, 3)})
-    chain = tfr.chain(net)
-    frame = probes.repeat_last_block(chain, batch, times=2)
-    places = ["stage", "repetition", "scale"]
-    assert frame.columns.tolist() == [*places, *METRICS, *BLOCK_METRICS]
-    # The only block of the second stage changes the shape.
-    assert frame["stage"].tolist() == [1, 1, 1, 3, 3, 3]
-    plain = probes.repeat_last_block(chain, batch, times=2, block_metrics=False)
-    pd.testing.assert_frame_equal(plain, frame.drop(columns=BLOCK_METRICS))
-
-
-def test_block_metrics_of_more_images_than_are_measured_at_once():
-    net = random_network(blocks=2, widths=(4,))
-    images, labels = random_batch(net, images=70)
-    frame = probes.repeat_last_block(net, (images, labels), times=1)
-    np.testing.assert_allclose(
-        frame[BLOCK_METRICS], numpy_metrics(net, (images, labels), 1, [1, 1]), rtol=1e-3, atol=1e-5
-    )
-
-
-def test_states_that_overflow():
-    # The state is of norm 5, 5e7, .. 5e35; the next one, 5e42, leaves float32.
-    frame = probes.repeat_last_block(plane_chain(lambda h: h * 1e7), at(3, 4), times=6)
-    # Step, state and gradient all point one way; no number but these is right.
-    for name, right, last in (("cosine_loss", 1, 1), ("l2_ratio", 1e7, 4)):
-        assert (frame[name].isna() | np.isclose(frame[name], right, rtol=1e-5)).all()
-        assert frame.loc[:last, name].notna().all()
-    assert frame.loc[6, BLOCK_METRICS].isna().all()
-    assert frame["error"].tolist()[-1] == 1
-    assert frame["agreement"].tolist()[-1] == 0
-
-
-@pytest.mark.system
-def test_network_of_float64():
-    net = random_network(blocks=2, widths=(4, 8), dtype="float64")
-    batch = random_batch(net)
-    frame = probes.repeat_last_block(net, batch, times=1)
-    expected = numpy_metrics(net, batch, 1, [1, 1]) + numpy_metrics(net, batch, 2, [1, 1])
-    np.testing.assert_allclose(frame[BLOCK_METRICS], expected, rtol=1e-4, atol=1e-6)
-
-
-def test_some_stages_alone():
-    net = random_network(blocks=2, widths=(4, 8))
-    batch = random_batch(net)
-    whole = probes.repeat_last_block(net, batch, times=2)
-    some = probes.repeat_last_block(net, batch, times=2, stages=[2])
-    expected = whole[whole["stage"] == 2].reset_index(drop=True)
-    pd.testing.assert_frame_equal(some, expected, rtol=1e-5)

@@ -11,8 +11,6 @@ from reference.route_probes import (
     NETWORKS,
     TOLERANCE,
     all_networks,
-    counted,
-    counting_chain,
     network,
     numpy_means,
     shape_changing,
@@ -87,16 +85,6 @@ def test_two_blocks_solved_by_hand():
     assert frame["error"].tolist() == [1, 1, 0, 0]
     assert frame["agreement"].tolist() == [0, 0, 1, 1]
     assert frame["unperturbed_error"].tolist() == [0] * 4
-
-
-def test_order_does_not_matter_to_counts():
-    chain = counting_chain(lambda n: 0.25 + 0 * n[:, 0], 4, 1, 3, changes=[(3, 0)])
-    frame = probes.shuffle_blocks(chain, counted(np.arange(8) % 4), swaps=(2,), draws=4)
-    assert frame["stage"].tolist() == [1] * 4 + [3] * 4
-    assert frame["error"].tolist() == frame["unperturbed_error"].tolist() == [0.25] * 8
-    assert frame["distance"].tolist() == [0] * 8
-    # In stage 3 only two blocks move, and back.
-    assert frame["kendall_tau"][4:].tolist() == [1] * 4
 
 
 def test_seed():

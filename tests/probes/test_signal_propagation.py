@@ -3,10 +3,8 @@
 Not covered here: networks on a GPU.
 """
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras import ops
 from reference import numpy_signal
 from reference.plane import anchored_chain, at, chain_of, plane_chain
@@ -123,33 +121,6 @@ def test_share_is_the_product_of_the_lambdas(scales):
     np.testing.assert_allclose(frame["sum_deviation"], np.abs(sums), rtol=1e-6)
 
 
-def test_constant_branches_leave_the_shortcuts_all():
-    blocks = [scaled_block(index, 0.5, lambda h: 0 * h + 1) for index in range(3)]
-    frame = probes.signal_propagation(chain_of(*blocks), at(3, 4))
-    np.testing.assert_allclose(frame["shortcut_share"], 1, rtol=1e-6)
-    np.testing.assert_allclose(frame["shortcut_norm"], 1, rtol=1e-6)
-    # r grows like 2^-t where lambdas are 1/2.
-    np.testing.assert_allclose(frame["gradient_ratio"], [1, 1 / 2, 1 / 4], rtol=1e-6)
-
-
-def test_a_turn_makes_the_share_smaller_than_the_norm():
-    # A branch that turns by a right angle: g = (G, turned G), of which the shortcut carries G.
-    def turn(h):
-        return ops.flip(h, axis=-1) * [-1.0, 1.0]
-
-    row = probes.signal_propagation(plane_chain(turn), at(3, 4)).iloc[0]
-    assert row["shortcut_share"] == pytest.approx(1 / 2)
-    assert row["shortcut_norm"] == pytest.approx(1 / np.sqrt(2))
-
-
-def test_branches_that_turn_back_what_the_shortcuts_carry():
-    # 1 - 1/2 of the gradient is left of what came through the shortcut, or 1 - 3.
-    for slope, share in ((-0.5, 2), (-3, -0.5)):
-        row = probes.signal_propagation(plane_chain(lambda h, a=slope: a * h), at(3, 4)).iloc[0]
-        assert row["shortcut_share"] == pytest.approx(share)
-        assert row["shortcut_norm"] == pytest.approx(abs(share))
-
-
 def test_anchor_by_hand():
     # z_1 = x + z/2 .. : the last state is 15/8 x, with the gradient 15/8 (3, 4). At x the network
     # multiplies it by 15/8, of which 1 is the last shortcut; at later states by 1/4 and 1/2,
@@ -161,29 +132,6 @@ def test_anchor_by_hand():
     np.testing.assert_allclose(frame["gradient_ratio"], [1, 15 / 8 * 4, 15 / 8 * 2], rtol=1e-6)
     np.testing.assert_allclose(frame["shortcut_share"], [8 / 15, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(frame["shortcut_norm"], [8 / 15, 0, 0], rtol=1e-6)
-
-
-def test_states_without_a_gradient():
-    # A branch that does not read the state: only the anchor has a gradient.
-    frame = probes.signal_propagation(anchored_chain(0.0, 2), at(3, 4))
-    np.testing.assert_allclose(frame["state_gradient_norm"], [0, 5], rtol=1e-6)
-    np.testing.assert_allclose(frame["gradient_ratio"], [1, 0], rtol=1e-6)
-    np.testing.assert_allclose(frame["shortcut_share"], [1, 0], rtol=1e-6)
-    # The last state is zero, and so is every gradient.
-    frame = probes.signal_propagation(plane_chain(lambda h: h, lambda h: -h), at(3, 4))
-    assert (frame[["gradient_ratio", "shortcut_share", "shortcut_norm"]] == 0).all(axis=None)
-    # What the shortcut carries, the branch turns back altogether.
-    blocks = [scaled_block(0, 1, lambda h: -h), scaled_block(1, 1, lambda h: 0 * h + 2)]
-    frame = probes.signal_propagation(chain_of(*blocks), at(3, 4))
-    assert frame["shortcut_share"].tolist() == [0, 1]
-    assert frame["gradient_ratio"].tolist() == [0, 0]
-
-
-def test_tiny_gradients_keep_their_share():
-    chain = plane_chain(lambda h: -h / 2, lambda h: h / 3)
-    tiny, usual = (probes.signal_propagation(chain, at(3 * s, 4 * s)) for s in (1e-30, 1))
-    for name in ("gradient_ratio", "shortcut_share", "shortcut_norm"):
-        np.testing.assert_allclose(tiny[name], usual[name], rtol=1e-5)
 
 
 def test_blocks_that_do_not_tell_their_shortcut():
@@ -244,29 +192,3 @@ def test_dropout_shortcuts_pass_the_mean_of_their_masks(rescale, scale):
     sizes = frame["gradient_ratio"].iloc[0] / frame["gradient_ratio"]
     np.testing.assert_allclose(sizes, [1, 1 / scale, 1 / scale**2], rtol=1e-5)
     np.testing.assert_allclose(frame["shortcut_share"], 1, rtol=1e-5)
-
-
-@pytest.mark.system
-@pytest.mark.compiled
-def test_moving_statistics_of_the_data():
-    # As the docstring says it: afterwards the network does at inference what it does in training.
-    net = random_network(blocks=1, widths=(4, 8))
-    images = 5 * random_batch(net, images=16)[0] + 3
-    weights = [v.numpy().copy() for v in net.trainable_variables]
-    passes = tf.function(net, autograph=False)
-    for _ in range(500):
-        passes(tf.constant(images), training=True)
-    for old, new in zip(weights, net.trainable_variables, strict=True):
-        np.testing.assert_array_equal(old, new)
-    with keras.StatelessScope():
-        trained = net(images, training=True)
-    np.testing.assert_allclose(net(images), trained, atol=0.02)
-
-
-def test_network_of_float64():
-    net = random_network(dtype="float64", blocks=1)
-    images, labels = random_batch(net)
-    frame = probes.signal_propagation(net, (images, labels))
-    analysed = numpy_signal.analyse(net, images, labels)
-    for name, expected in numpy_signal.signal_metrics(*analysed).items():
-        np.testing.assert_allclose(frame[name], expected.mean(axis=0), **TOLERANCE, err_msg=name)

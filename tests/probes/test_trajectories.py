@@ -8,7 +8,7 @@ from reference.inverse_problem import KINDS, forward, points, randomised
 from refusals import refused
 
 from tfresidual import datasets, networks, probes
-from tfresidual.routing import Block, Chain, Stage, routes
+from tfresidual.routing import routes
 
 pytestmark = pytest.mark.eager
 
@@ -21,27 +21,6 @@ def estimates(frame):
     """The estimates of a frame of one route, `(inputs, applications + 1, 2)`."""
     shape = (frame["input"].nunique(), frame["step"].nunique(), 2)
     return frame[["z1", "z2"]].to_numpy().reshape(shape)
-
-
-def moving_chain(*moves, stages=1):
-    """A chain in the plane whose blocks move the state, equally many blocks a stage."""
-    length = len(moves) // stages
-    blocks = [
-        Block(1 + place // length, place % length, True, lambda h, move=move: h + move)
-        for place, move in enumerate(np.float32(moves))
-    ]
-    parts = [
-        Stage(1 + place, tuple(blocks[place * length : (place + 1) * length]))
-        for place in range(stages)
-    ]
-    return Chain(
-        name="moving",
-        stem=lambda x: 2 * x,
-        stages=tuple(parts),
-        head=lambda h: -h,
-        loss=None,
-        input_shape=(2,),
-    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,16 +66,6 @@ def test_columns_and_order():
     assert len(nothing) == 0
 
 
-def test_several_stages_and_scales():
-    chain = moving_chain((1, 0), (2, 0), (0, 4), (0, 8), stages=2)
-    frame = probes.trajectories(
-        chain, [[1, 1]], routes=[routes.repeat_last_block(chain, 1, 2, scale=0.5)]
-    )
-    assert frame["stage"].tolist() == [1, 1, 1, 1, 1, 2, 2]
-    assert frame["z1"].tolist() == [-2, -3, -5, -6, -7, -7, -7]
-    assert frame["z2"].tolist() == [-2, -2, -2, -2, -2, -6, -14]
-
-
 def test_the_algorithm_as_a_network():
     x, _ = datasets.inverse_problem(20)
     chain = probes.inverse_problem_chain(networks.error_correcting_network(steps=8))
@@ -107,28 +76,6 @@ def test_the_algorithm_as_a_network():
     for block in range(8):
         frame = probes.trajectories(chain, x, routes=[routes.drop(chain, (1, block))])
         np.testing.assert_allclose(estimates(frame)[:, -1], expected[7], atol=2e-6)
-
-
-def test_the_chain_follows_the_weights():
-    network = randomised("recurrent", blocks=2)
-    chain = probes.inverse_problem_chain(network)
-    x, z = points(3).astype(np.float32), points(3, seed=1).astype(np.float32)
-    before = estimates(probes.trajectories(chain, x))
-    np.testing.assert_allclose(chain(x), before[:, -1], rtol=1e-5)
-    np.testing.assert_allclose(
-        chain.loss(z, chain(x)), np.mean((before[:, -1] - z) ** 2, axis=-1), rtol=1e-5
-    )
-    assert [id(weight) for weight in chain.weights] == [id(w) for w in network.trainable_weights]
-    network.set_weights([2 * weight for weight in network.get_weights()])
-    np.testing.assert_allclose(chain(x), network(x), rtol=1e-5)
-    assert not np.allclose(chain(x), before[:, -1])
-
-
-def test_an_explosion_is_shown():
-    chain = moving_chain((1e38, 1), (1e38, 1), (3e38, 1))
-    frame = probes.trajectories(chain, [[0, 0]])
-    assert np.isfinite(frame["z1"]).tolist() == [True, True, True, False]
-    assert frame["z2"].tolist() == [0, -1, -2, -3]
 
 
 def course(*routes_of_points, inputs=1):

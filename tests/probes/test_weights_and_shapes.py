@@ -110,19 +110,6 @@ def test_standard_errors_of_weighted_means(net):
         np.testing.assert_allclose([row.cosine_loss, row.cosine_loss_se], [mean, expected])
 
 
-def test_pairs_of_patching_stay_together(net):
-    """Also if other images are left out of the data than of the source."""
-    source, of_source = rng.permutation(7), np.array([1.0, 1, 0, 1, 1, 1, 0])
-    patching = functools.partial(probes.patching, what="addition")
-    found = patching(net, (IMAGES, LABELS, WEIGHTS), (IMAGES[source], LABELS[source], of_source))
-    kept = np.flatnonzero(WEIGHTS * of_source)
-    kept = np.repeat(kept, WEIGHTS[kept].astype(int))
-    expected = patching(
-        net, (IMAGES[kept], LABELS[kept]), (IMAGES[source[kept]], LABELS[source[kept]])
-    )
-    pd.testing.assert_frame_equal(found, expected, rtol=1e-5)
-
-
 def test_callbacks_take_weights(net):
     history = net.fit(
         IMAGES, LABELS, verbose=0,
@@ -232,16 +219,3 @@ def test_values_of_positions_of_several_lengths():
     alone[1]["image"] += 3
     expected = pd.concat(alone).sort_values(["stage", "block", "image", "position"])
     pd.testing.assert_frame_equal(found, expected.reset_index(drop=True), rtol=1e-4)
-
-
-@pytest.mark.system
-@pytest.mark.compiled
-def test_a_training_compiles_once_for_every_shape_and_says_how_many():
-    net, _ = bucketed("images")
-    batches = [(IMAGES[:2, : 4 + size % 5, :4], LABELS[:2]) for size in range(7)]
-    probe = callbacks.BlockMetrics(dataset(batches))
-    with pytest.warns(UserWarning, match="of 5 shapes"):
-        net.fit(IMAGES, LABELS, epochs=2, verbose=0, callbacks=[probe])
-    assert len(probe._chain.compiled) == 5
-    counts = {one.experimental_get_tracing_count() for one in probe._chain.compiled.values()}
-    assert counts == {1}

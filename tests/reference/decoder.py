@@ -103,9 +103,3 @@ class Decoder:
         lengths = rng.integers(2, positions + 1, images)
         mask = np.arange(positions) < lengths[:, None]
         return {"ids": ids[:, :-1], "mask": mask}, np.where(mask, ids[:, 1:], -1)
-
-
-def with_padding(inputs, labels, count=3):
-    """The same sequences with more padding at their ends."""
-    wider = {name: np.pad(array, ((0, 0), (0, count))) for name, array in inputs.items()}
-    return wider, np.pad(labels, ((0, 0), (0, count)), constant_values=-1)
