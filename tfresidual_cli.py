@@ -1,47 +1,24 @@
 """The command line `tfresidual`.
 
-This module is outside of the package, because importing anything from `tfresidual` loads Keras with
-its backend. That takes seconds, which `tfresidual --help` should not need. The commands import the
-package when they run, and `train --backend` chooses the backend before.
+Keras with its backend takes seconds to load, which `tfresidual --help` should not need: only the
+settings and declarations are imported here, and each command imports what it runs.
 """
 
-import _thread
-import atexit
 import contextlib
 import dataclasses
-import errno
-import importlib.util
-import json
 import os
 import pathlib
 import re
-import signal
 import sys
-import tempfile
-import threading
-import time
-import types
 import warnings
-import weakref
 
 import click
 
-# The backends of Keras that train, and their packages.
-BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
+from tfresidual.definitions import settings as SETTINGS
+from tfresidual.definitions.declarations import PROBES
 
-
-def _module(name):
-    """Returns a module of data of the package, without importing the package around it."""
-    folder = importlib.util.find_spec("tfresidual").submodule_search_locations[0]
-    path = pathlib.Path(folder, "definitions", f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"tfresidual_{name}", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SETTINGS = _module("settings")
-PROBES = tuple(sorted(_module("declarations").PROBES))
+# The backends of Keras that train.
+BACKENDS = ("tensorflow", "jax", "torch")
 # The options of probes that a command takes.
 OF_PROBES = ("times", "scale", "chance", "epsilon", "memory_limit")
 # The settings that say what the images are.
@@ -185,10 +162,12 @@ def study(out, **given):
       tfresidual study --recurrent --coupling 0.9 --out runs/coupled
       tfresidual study --recurrent --coupling 1 --lipschitz 0.95 --anchor input --out runs/pcr
     """
-    with _package(lambda: f"{_epochs_in(out)}; probes start from scratch") as package:
-        settings, out = _settings(package, given, out)
-        report = package.study.run(out, settings, package.terminal())
-    _tell(f"report: {report}")
+    with _running(lambda: f"{_epochs_in(out)}; probes start from scratch") as console:
+        from tfresidual.jobs import study
+
+        settings, out = _settings(given, out)
+        report = study.run(out, settings, console)
+    click.echo(f"report: {report}")
 
 
 @cli.command()
@@ -197,7 +176,7 @@ def study(out, **given):
     "--backend",
     f"Backend of Keras: {', '.join(BACKENDS)}.",
     "that of Keras, from KERAS_BACKEND or its configuration",
-    type=click.Choice(tuple(BACKENDS)),
+    type=click.Choice(BACKENDS),
     metavar="NAME",
 )
 def train(out, backend, **given):
@@ -215,14 +194,14 @@ def train(out, backend, **given):
       tfresidual train --data mnist --network resnet101 --stages 1
       tfresidual train --backend jax --data-file cifar10.npz --epochs 300
     """
-    with _package(lambda: _epochs_in(out), backend, only_training=True) as package:
-        settings, out = _settings(package, given, out)
-        result = package.training.train(out, settings, package.terminal())
+    with _running(lambda: _epochs_in(out), backend) as console:
+        from tfresidual.jobs import training
+
+        settings, out = _settings(given, out)
+        result = training.train(out, settings, console)
     best = result.log[f"val_{result.metric}"].max()
-    _tell(
-        f"network: {os.path.join(out, 'model.keras')}",
-        f"best epoch: {result.best_epoch + 1}, validation {result.metric} {best:.4f}",
-    )
+    click.echo(f"network: {os.path.join(out, 'model.keras')}")
+    click.echo(f"best epoch: {result.best_epoch + 1}, validation {result.metric} {best:.4f}")
 
 
 @cli.command()
@@ -231,12 +210,12 @@ def train(out, backend, **given):
     "--probe",
     "names",
     multiple=True,
-    type=click.Choice(PROBES),
+    type=click.Choice(sorted(PROBES)),
     metavar="NAME",
-    help=f"May be given several times: {', '.join(PROBES)}. The indices come with the read-outs, "
-    "drops and repetitions they are taken from.  [default: all that the network has blocks for, "
-    "except line_element and patching, which take long, and block_importance, which measures drops "
-    "anew]",
+    help=f"May be given several times: {', '.join(sorted(PROBES))}. The indices come with the "
+    "read-outs, drops and repetitions they are taken from.  [default: all that the network has "
+    "blocks for, except line_element and patching, which take long, and block_importance, which "
+    "measures drops anew]",
 )
 @click.option(
     "--split",
@@ -272,22 +251,23 @@ def probe(target, names, splits, images, pixels, out, **given):
     chosen = {name: given.pop(name) for name in OF_PROBES}
     with contextlib.suppress(TypeError, ValueError):
         chosen["chance"] = float(chosen["chance"])
-    with _package(lambda: "Completed probes are written. The same command starts again") as package:
-        frames, paths = package.probing.probe(
+    with _running(lambda: "Completed probes are written. The same command starts again") as console:
+        from tfresidual.jobs import probing
+
+        frames, paths = probing.probe(
             target,
             list(names) or None,
             out,
             splits or ("test",),
             images,
-            _given(given),
-            package.ProbeOptions(**_given(chosen)),
-            package.terminal(),
-            **_given({"pixels": pixels}),
+            _without_none(given),
+            SETTINGS.ProbeOptions(**_without_none(chosen)),
+            console,
+            **_without_none({"pixels": pixels}),
         )
     for name, frame in frames.items():
-        table = frame.to_string(index=False, float_format="{:.4g}".format)
-        for line in (f"{name}:", *table.split("\n")):
-            click.echo(_printable(line))
+        click.echo(f"{name}:")
+        click.echo(frame.to_string(index=False, float_format="{:.4g}".format))
     for path in paths:
         _note(f"wrote {path}")
 
@@ -308,9 +288,12 @@ def export(source, path, serving_only, overwrite):
       tfresidual export runs/resnet-digitclutter saved/net
       tfresidual export net.keras saved/net --serving-only
     """
-    with _package(lambda: "Nothing was written") as package:
-        network = package.probing.network_of(source)
-        package.exporting.export(network, path, probing=not serving_only, overwrite=overwrite)
+    with _running(lambda: "Nothing was written"):
+        from tfresidual.jobs import probing
+        from tfresidual.sources import exporting
+
+        network = probing.network_of(source)
+        exporting.export(network, path, probing=not serving_only, overwrite=overwrite)
     _note(f"wrote {path}")
 
 
@@ -344,23 +327,23 @@ def prune(target, pixels, out, **given):
     """
     fields = dataclasses.fields(SETTINGS.PruningSettings)
     chosen = {field.name: given.pop(field.name) for field in fields}
-    with _package(lambda: "The same command resumes after the last complete step") as package:
+    with _running(lambda: "The same command resumes after the last complete step") as console:
+        from tfresidual.jobs import pruning
+
         path = pathlib.Path(target)
         if out is None:
             folder = path if path.is_dir() else path.parent
             out = folder / "pruned" / ("" if path.is_dir() else path.stem)
-        package.pruning.run(
+        pruning.run(
             target,
             out,
-            package.PruningSettings(**_given(chosen)),
-            _given(given),
-            package.terminal(),
-            **_given({"pixels": pixels}),
+            SETTINGS.PruningSettings(**_without_none(chosen)),
+            _without_none(given),
+            console,
+            **_without_none({"pixels": pixels}),
         )
-    _tell(
-        f"report: {os.path.join(out, 'report.html')}",
-        f"network: {os.path.join(out, 'model.keras')}",
-    )
+    click.echo(f"report: {os.path.join(out, 'report.html')}")
+    click.echo(f"network: {os.path.join(out, 'model.keras')}")
 
 
 @cli.command()
@@ -390,18 +373,20 @@ def tune(out, workers, **given):
     """
     fields = dataclasses.fields(SETTINGS.SearchSettings)
     chosen = {field.name: given.pop(field.name) for field in fields}
-    with _package(lambda: "The same command resumes after the last finished trial") as package:
-        settings, _ = _settings(package, given, None)
-        if out is None:
-            network = given["network"] or settings.network
-            out = os.path.join("runs", f"depth-{network}-{settings.data}")
-        search = package.depth_study.SearchSettings(**_given(chosen))
-        outcome = package.depth_study.run(
-            out, settings, search, package.terminal(), 1 if workers is None else workers
-        )
+    with _running(lambda: "The same command resumes after the last finished trial") as console:
+        from tfresidual import tuning
+        from tfresidual.jobs import depth_study
+
+        settings, out = _settings(given, out, "depth-")
+        search = SETTINGS.SearchSettings(**_without_none(chosen))
+        try:
+            outcome = depth_study.run(out, settings, search, console, workers or 1)
+        except tuning.SearchError as error:
+            _fail(_with_options(str(error)), 1)
     if outcome is None:
         return
-    _tell(f"report: {os.path.join(out, 'report.html')}", f"{outcome.status}: {outcome.message}")
+    click.echo(f"report: {os.path.join(out, 'report.html')}")
+    click.echo(f"{outcome.status}: {outcome.message}")
     if outcome.blocks is None or outcome.is_better_than_chance is False:
         sys.exit(1)
 
@@ -428,9 +413,11 @@ def compare(runs, out):
       tfresidual compare runs/resnet-digitclutter runs/gated
       tfresidual compare runs/seed0 runs/seed1 runs/seed2 --out seeds.html
     """
-    with _package(lambda: "The same command starts again") as package:
-        page = package.comparison.compare(runs, out, package.terminal())
-    _tell(f"page: {page}")
+    with _running(lambda: "The same command starts again") as console:
+        from tfresidual.jobs import comparison
+
+        page = comparison.compare(runs, out, console)
+    click.echo(f"page: {page}")
 
 
 @cli.command(epilog=f"Datasets: {', '.join(SETTINGS.DATASETS)}.")
@@ -455,240 +442,97 @@ def data(download, to, **given):
       tfresidual data cifar10 --download
       tfresidual data cifar10 --to cifar10.npz
     """
-    with _package(lambda: "The same command starts again", only_training=True) as package:
-        settings, _ = _settings(package, given, None)
+    with _running(lambda: "The same command starts again") as console:
+        from tfresidual.jobs import data as images
+        from tfresidual.jobs.settings import describe
+
+        settings, _ = _settings(given, None)
         if to is not None:
-            package.data.write_file(settings, to, package.terminal(), download=download)
-        parts = package.data.prepare(settings, package.terminal(), download=download)
-        description = package.settings.describe(settings)
+            images.write_file(settings, to, console, download=download)
+        parts = images.prepare(settings, console, download=download)
+        description = describe(settings)
     size = "x".join(map(str, description.input_shape))
-    named = zip(("train", "validation", "test"), parts, strict=True)
-    _tell(
-        *(f"{n}: {len(p)} batches of {settings.batch_size}, images {size}" for n, p in named),
-        f"classes: {description.classes}, chance error {description.chance_error:.1%}",
-    )
+    for name, part in zip(("train", "validation", "test"), parts, strict=True):
+        click.echo(f"{name}: {len(part)} batches of {settings.batch_size}, images {size}")
+    click.echo(f"classes: {description.classes}, chance error {description.chance_error:.1%}")
     if to is not None:
         _note(f"wrote {to}")
 
 
 def main(arguments=None):
     """Runs the command line; errors become one line on stderr and an exit code."""
-    with _streams(), _plain_warnings(), _Interrupts() as interrupts:
-        try:
-            cli.main(args=arguments, prog_name="tfresidual", standalone_mode=False, obj=interrupts)
-            # Output that cannot be printed must fail here, not when the interpreter exits.
-            sys.stdout.flush()
-        except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.format_message())
-            sys.exit(2)
-        except click.ClickException as error:
-            context = getattr(error, "ctx", None)
-            command = context.command_path if context else "tfresidual"
-            _fail(f"{error.format_message()} (see '{command} --help')", error.exit_code)
-        except (click.Abort, KeyboardInterrupt):
-            interrupts.are_over = True
-            _fail("interrupted", 130)
-        except OSError as error:
-            # Errors of the package are handled in `_package`; this one comes from printing.
-            _drop(sys.stdout)
-            if error.errno == errno.EPIPE:
-                sys.exit(1)
-            _fail(f"the results cannot be printed: {error.strerror}", 1)
-        except Exception:
-            # TensorFlow turns exceptions raised in its functions into errors of its own.
-            if not interrupts.have_come:
-                raise
-            _fail("interrupted", 130)
-
-
-@contextlib.contextmanager
-def _plain_warnings():
-    """Prints each warning of the package once, in one line, unless Python was told otherwise."""
-    if sys.warnoptions:
-        yield
-        return
-    usual, told = warnings.showwarning, set()
-
-    def show(message, *place):
-        text = _with_options(" ".join(str(message).split()))
-        if not _is_of_package():
-            usual(message, *place)
-        elif text not in told:
-            told.add(text)
-            _note(f"tfresidual: warning: {text}")
-
-    warnings.showwarning = show
+    with contextlib.suppress(AttributeError):
+        # Not all terminals have all letters.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    usual, warnings.showwarning = warnings.showwarning, _show_warning
     try:
-        yield
+        cli.main(args=arguments, prog_name="tfresidual", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(2)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "tfresidual"
+        _fail(f"{error.format_message()} (see '{command} --help')", error.exit_code)
+    except click.Abort:
+        _fail("interrupted", 130)
     finally:
         warnings.showwarning = usual
 
 
-def _is_of_package():
-    """Returns whether the code that calls `warnings.warn` now, wherever it points, is ours."""
-    frame = sys._getframe(2)
-    while frame.f_globals["__name__"] in ("warnings", "_py_warnings"):
-        frame = frame.f_back
-    return frame.f_globals["__name__"].partition(".")[0] in ("tfresidual", __name__)
-
-
-class _Interrupts:
-    """Makes Ctrl-C end the command at any moment.
-
-    Python raises the exception wherever the main thread is at that moment. In a `__del__`, or in a
-    function called from C, it is reported as ignored and then lost; this happens while TensorFlow
-    compiles a function. Therefore a thread checks whether the exception still exists, and
-    interrupts again if it does not.
-    """
-
-    SECONDS_BETWEEN_LOOKS = 0.1
-
-    def __init__(self):
-        self.are_over = False
-        self._raised = None
-
-    @property
-    def have_come(self):
-        """Whether Ctrl-C was pressed."""
-        return self._raised is not None
-
-    def __enter__(self):
-        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if not is_default or threading.current_thread() is not threading.main_thread():
-            self.are_over = True
-            return self
-        self._hook, sys.unraisablehook = sys.unraisablehook, self._report
-        signal.signal(signal.SIGINT, self._interrupt)
-        threading.Thread(target=self._watch, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.are_over = True
-        if signal.getsignal(signal.SIGINT) == self._interrupt:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.unraisablehook = self._hook
-            # What has ended is not interrupted any more, while the libraries are cleaned up.
-            atexit.unregister(_ignore_interrupts)
-            atexit.register(_ignore_interrupts)
-
-    def _interrupt(self, *_):
-        error = _Interrupted()
-        self._raised = weakref.ref(error)
-        try:
-            raise error
-        finally:
-            # The traceback refers to this frame, which therefore must not refer to the exception.
-            del error
-
-    def _watch(self):
-        while not self.are_over:
-            time.sleep(self.SECONDS_BETWEEN_LOOKS)
-            if self._raised is None or self._raised() is not None or self.are_over:
-                continue
-            if hasattr(signal, "pthread_kill"):
-                # The signal also interrupts a main thread that is waiting for something.
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            else:
-                _thread.interrupt_main()
-
-    def _report(self, unraisable):
-        if not isinstance(unraisable.exc_value, _Interrupted):
-            self._hook(unraisable)
-
-
-def _ignore_interrupts():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-class _Interrupted(KeyboardInterrupt):
-    """Ctrl-C. In contrast to its base class, it supports weak references."""
-
-
-@contextlib.contextmanager
-def _streams():
-    """Opens the standard streams that are closed, and ignores errors of writing to stderr.
-
-    A file that is opened while a standard stream is closed takes the stream's number; what
-    libraries print would then be written into that file.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)
-            os.dup2(opened, number)
-            if opened != number:
-                os.close(opened)
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
-    stderr, sys.stderr = sys.stderr, _Lenient(sys.stderr)
-    errors = getattr(sys.stdout, "errors", None)
-    with contextlib.suppress(AttributeError):
-        # Not all terminals have all letters.
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        yield
-    finally:
-        sys.stderr = stderr
-        with contextlib.suppress(AttributeError, OSError):
-            sys.stdout.reconfigure(errors=errors)
-
-
-class _Lenient:
-    """A stream for messages and progress: nothing fails because nobody can read them."""
-
-    def __init__(self, stream):
-        self._stream = stream
-
-    def write(self, text):
-        try:
-            return self._stream.write(text)
-        except OSError:
-            _drop(self._stream)
-            return len(text)
-
-    def flush(self):
-        try:
-            self._stream.flush()
-        except OSError:
-            _drop(self._stream)
-
-    def __getattr__(self, name):
-        return getattr(self._stream, name)
-
-
-def _drop(stream):
-    """Discards what a stream has not written, so that the interpreter does not try it at exit."""
-    with contextlib.suppress(OSError), open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), stream.fileno())
-
-
-def _printable(text):
-    """Returns text without control characters and bytes that are not UTF-8, which are escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _tell(*lines):
-    """Prints what a command has written into files, which is there even if nobody can read this."""
-    try:
-        for line in lines:
-            click.echo(_printable(line))
-        sys.stdout.flush()
-    except OSError as error:
-        _drop(sys.stdout)
-        if error.errno != errno.EPIPE:
-            _note(f"tfresidual: finished, but this cannot be printed ({error.strerror}):")
-            for line in lines:
-                _note(line)
+def _show_warning(message, *place):
+    del place
+    _note(f"tfresidual: warning: {_with_options(' '.join(str(message).split()))}")
 
 
 def _note(line):
-    click.echo(_printable(line), err=True)
+    click.echo(line, err=True)
 
 
 def _fail(message, code):
     _note(f"tfresidual: {' '.join(message.split())}")
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def _running(after_interrupt, backend=None):
+    """Loads Keras and provides a console for progress; errors and Ctrl-C end the command.
+
+    After Ctrl-C, `after_interrupt` returns text on what is complete and how to resume.
+    """
+    if backend is not None and "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = backend
+    _note("loading Keras")
+    try:
+        from tfresidual.machine.quiet import quietly
+
+        with quietly():
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+            import keras
+        from tfresidual.machine.console import terminal
+        from tfresidual.machine.locks import FolderInUseError
+
+        if backend not in (None, keras.config.backend()):
+            _fail(f"Option `--backend` must be {keras.config.backend()}, which is loaded", 2)
+        yield terminal()
+    except KeyboardInterrupt:
+        _fail(f"interrupted. {after_interrupt()}", 130)
+    except ImportError as error:
+        if error.name in BACKENDS:
+            _fail(
+                f"Keras cannot run on {error.name}, which is not installed. Install it, or choose "
+                "another backend with KERAS_BACKEND or `train --backend`",
+                2,
+            )
+        # A part of the package that does not run on this backend says so; other modules have names.
+        if error.name is not None:
+            raise
+        _fail(str(error), 2)
+    except (ValueError, OSError) as error:
+        # Messages of the package about arguments end with the values received.
+        if "Received: " not in str(error) and not isinstance(error, OSError):
+            raise
+        _fail(_with_options(str(error)), 1 if isinstance(error, FolderInUseError) else 2)
 
 
 def _epochs_in(out):
@@ -702,142 +546,19 @@ def _epochs_in(out):
     return f"{count} complete. The same command resumes from there"
 
 
-def _given(values):
-    """Returns the values that were given, without those that are `None`."""
+def _without_none(values):
+    """Returns the values that were given."""
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _settings(package, given, out):
+def _settings(given, out, prefix=""):
     """Returns the settings from the options that were given, and the folder to write."""
-    changes = package.settings.with_data_of_file(_given(given))
-    settings = package.settings.Settings(**changes)
+    from tfresidual.jobs.settings import with_data_of_file
+
+    settings = SETTINGS.Settings(**with_data_of_file(_without_none(given)))
     if out is None:
-        out = os.path.join("runs", f"{settings.network}-{settings.data}")
+        out = os.path.join("runs", f"{prefix}{settings.network}-{settings.data}")
     return settings, out
-
-
-@contextlib.contextmanager
-def _package(after_interrupt, backend=None, only_training=False):
-    """Provides the package, loaded without the noise of the libraries; errors end the command.
-
-    After Ctrl-C, `after_interrupt` returns text on what is complete and how to resume. With
-    `only_training`, only what runs on every backend is loaded.
-    """
-    backend = _chosen_backend(backend)
-    try:
-        with _interruptible(lambda: "Nothing was written"):
-            click.echo(f"loading {BACKENDS.get(backend, backend)}", err=True)
-            with _without_noise():
-                package = _loaded(only_training)
-    except ImportError as error:
-        # A part of the package that does not run here says so; other modules have names.
-        if error.name is not None:
-            raise
-        _fail(str(error), 2)
-    try:
-        with _interruptible(after_interrupt):
-            yield package
-    except package.failures as error:
-        _fail(_with_options(str(error)), 1)
-    except (ValueError, OSError) as error:
-        # Messages of the package about arguments end with the values received.
-        if "Received: " not in str(error) and not isinstance(error, OSError):
-            raise
-        _fail(_with_options(str(error)), 2)
-
-
-@contextlib.contextmanager
-def _interruptible(after_interrupt):
-    """Ends the command after Ctrl-C, with text on what is complete and how to resume."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:
-        if not _is_interrupt(error):
-            raise
-        click.get_current_context().obj.are_over = True
-        _fail(f"interrupted. {after_interrupt()}", 130)
-
-
-def _is_interrupt(error):
-    """Returns whether an error comes from Ctrl-C, of which libraries make errors of their own.
-
-    NumPy makes an ImportError of it where an extension loads it, and TensorFlow errors of the
-    functions that it runs.
-    """
-    return isinstance(error, KeyboardInterrupt) or click.get_current_context().obj.have_come
-
-
-def _loaded(only_training):
-    """Returns the modules of the package that commands use."""
-    from tfresidual.jobs import data, settings, training
-    from tfresidual.machine.console import terminal
-    from tfresidual.machine.locks import FolderInUseError
-
-    package = types.SimpleNamespace(
-        failures=(FolderInUseError,),
-        data=data,
-        settings=settings,
-        terminal=terminal,
-        training=training,
-    )
-    if only_training:
-        return package
-    from tfresidual import tuning
-    from tfresidual.definitions.settings import PruningSettings
-    from tfresidual.jobs import comparison, depth_study, probing, pruning, study
-    from tfresidual.machine import on_tensorflow as on_tensorflow
-    from tfresidual.probes.running import ProbeOptions
-    from tfresidual.sources import exporting
-
-    vars(package).update(
-        failures=(tuning.SearchError, FolderInUseError),
-        comparison=comparison,
-        depth_study=depth_study,
-        exporting=exporting,
-        probing=probing,
-        pruning=pruning,
-        study=study,
-        ProbeOptions=ProbeOptions,
-        PruningSettings=PruningSettings,
-    )
-    return package
-
-
-def _chosen_backend(name):
-    """Returns the backend of Keras, chosen if possible; ends the command otherwise."""
-    if "keras" in sys.modules:
-        loaded = sys.modules["keras"].config.backend()
-        if name not in (None, loaded):
-            _fail(
-                f"Option `--backend` must be {loaded}, which Keras was loaded with in this "
-                f"process. Received: --backend={name!r}",
-                2,
-            )
-        return loaded
-    if name is not None:
-        os.environ["KERAS_BACKEND"] = name
-    chosen = name or os.environ.get("KERAS_BACKEND") or _configured_backend()
-    if chosen in BACKENDS and importlib.util.find_spec(chosen) is None:
-        others = [other for other in BACKENDS if importlib.util.find_spec(other) is not None]
-        _fail(
-            f"Keras cannot run on {chosen}: {BACKENDS[chosen]} is not installed. Install it with "
-            f"`pip install {chosen}`, or choose another backend with KERAS_BACKEND or `train "
-            f"--backend`; installed: {', '.join(others) or 'none'}. Received: "
-            + (f"--backend={name!r}" if name else f"KERAS_BACKEND={chosen}"),
-            2,
-        )
-    return chosen
-
-
-def _configured_backend():
-    """Returns the backend that Keras' configuration file names, as Keras finds it."""
-    home = os.path.expanduser("~")
-    home = os.path.join(home if os.access(home, os.W_OK) else "/tmp", ".keras")
-    home = os.environ.get("KERAS_HOME", home)
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        path = pathlib.Path(home, "keras.json")
-        return json.loads(path.read_text()).get("backend", "tensorflow")
-    return "tensorflow"
 
 
 # Names of arguments of the package, and of the parameters of commands that they come from.
@@ -865,38 +586,7 @@ def _with_options(message):
         for parameter in context.command.params
     }
     names = {other: names[own] for other, own in OTHER_NAMES.items() if own in names} | names
-
     for name, shown in names.items():
-        message = message.replace(f"`{name}`", f"`{shown}`").replace(f"`{name}=True`", f"`{shown}`")
-        for before in (" ", "("):
-            message = message.replace(f"{before}{name}=", f"{before}{shown}=")
-    return message.replace("Argument `--", "Option `--").replace("Arguments `--", "Options `--")
-
-
-def _any_file():
-    """Returns a file to write to and read; one that keeps nothing if no folder can hold it."""
-    try:
-        return tempfile.TemporaryFile()
-    except OSError:
-        return open(os.devnull, "r+b")
-
-
-@contextlib.contextmanager
-def _without_noise():
-    """Keeps what TensorFlow's libraries write to stderr off the terminal while they load."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    with _any_file() as noise:
-        os.dup2(noise.fileno(), 2)
-        try:
-            yield
-        except Exception as error:
-            if not _is_interrupt(error):
-                noise.seek(0)
-                with contextlib.suppress(OSError):
-                    os.write(terminal, noise.read())
-            raise
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
+        message = re.sub(f"`{name}(=True)?`", f"`{shown}`", message)
+        message = re.sub(f"(?<=[ (]){name}=", f"{shown}=", message)
+    return re.sub("Argument(s?) `--", r"Option\1 `--", message)

@@ -3,12 +3,10 @@
 Not covered: `data --download`, which needs a connection.
 """
 
-import contextlib
 import inspect
 import json
 import os
 import pathlib
-import random
 import re
 import shlex
 import shutil
@@ -28,7 +26,7 @@ pytestmark = pytest.mark.system
 COMMAND = pathlib.Path(sys.executable).with_name("tfresidual")
 # Noise of the libraries, and errors that nobody caught.
 NOISE = ("onednn", "cuda", "absl", "warning", "i0000", "traceback", "e0000", "w0000")
-LOADING = "loading TensorFlow"
+LOADING = "loading Keras"
 SIZES = ["--train-size", "64", "--validation", "40", "--test-size", "40", "--batch-size", "32"]
 TINY = [*SIZES, "--depth", "8", "--width", "4", "--epochs", "2"]
 
@@ -112,34 +110,35 @@ def data_dir(tmp_path_factory):
 # Help
 
 
-@pytest.mark.parametrize(
-    "command", ["", "study", "train", "probe", "export", "tune", "compare", "data"]
-)
-def test_help_is_quick(command):
+def test_help_is_quick():
     times = []
     # Something else may have slowed down the first time.
     while min(times, default=1) >= 1 and len(times) < 3:
         begun = time.monotonic()
-        result = tfresidual(*command.split(), "--help")
+        result = tfresidual("study", "--help")
         times.append(time.monotonic() - begun)
-        assert result.returncode == 0
-        assert result.stderr == ""
-        assert result.stdout.startswith(f"Usage: tfresidual {command}".rstrip())
-        assert "Examples:" in result.stdout
-        assert max(map(len, result.stdout.splitlines())) <= 100
+        assert (result.returncode, result.stderr) == (0, "")
     assert min(times) < 1
+
+
+@pytest.mark.parametrize("command", ["", *tfresidual_cli.cli.commands])
+def test_help_has_examples_and_fits_the_screen(here, command):
+    result = here(*command.split(), "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"Usage: tfresidual {command}".rstrip())
+    assert "Examples:" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 100
 
 
 LOADED = """
 import contextlib, io, sys
 import tfresidual_cli
-for arguments in (["-h"], ["study", "--help"], ["train", "-h"], ["data", "--help"], ["--version"],
-                  [], ["stduy"], ["study", "--epochs", "0"], ["data", "imagenet"]):
+for arguments in (["-h"], ["study", "--help"], ["--version"], [], ["study", "--epochs", "0"]):
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
         with contextlib.redirect_stderr(io.StringIO()):
             tfresidual_cli.main(arguments)
 names = {name.split(".")[0] for name in sys.modules}
-print(sorted(names & {"tensorflow", "keras", "numpy", "pandas", "tfresidual", "rich"}))
+print(sorted(names & {"tensorflow", "keras", "numpy", "pandas", "rich"}))
 """
 
 
@@ -155,8 +154,8 @@ def test_version():
     assert result.stdout == f"tfresidual {metadata.version('tfresidual')}\n"
 
 
-def test_no_arguments_show_the_help():
-    result = tfresidual()
+def test_no_arguments_show_the_help(here):
+    result = here()
     assert "Commands:" in result.stdout
     assert result.returncode == 2
 
@@ -171,23 +170,10 @@ OPTIONS = {
 
 def test_defaults_are_those_of_the_package():
     """An option has none of its own, which would hide that of a run or of a file."""
-    from tfresidual.jobs import depth_study, probing
-    from tfresidual.probes import running
-
     for (command, name), option in OPTIONS.items():
         assert option.default is False or not isinstance(option.default, (int, float, str)), name
         if name not in ("help", "download", "serving_only", "overwrite", "to", "target"):
             assert re.search(r"\[default: (?!None).+\]$", option.help), (command, name)
-    long = [name for name, probe in running.PROBES.items() if not probe.by_default]
-    assert long == ["block_importance", "line_element", "patching"]
-    text = (
-        "except line_element and patching, which take long, and block_importance, which measures "
-    )
-    assert f"{text}drops anew]" in OPTIONS["probe", "names"].help
-    splits = inspect.signature(probing.probe).parameters["splits"].default
-    assert f"[default: {splits[0]}]" in OPTIONS["probe", "splits"].help
-    workers = inspect.signature(depth_study.run).parameters["workers"].default
-    assert f"[default: {workers}]" in OPTIONS["tune", "workers"].help
 
 
 def test_defaults_in_words():
@@ -205,13 +191,6 @@ def test_defaults_in_words():
         stages = chain(build(Settings(network=name))).stages
         blocks[name] = [sum(block.keeps_shape for block in stage.blocks) for stage in stages]
     assert blocks == {"resnet": [3, 2, 2], "hauser_resnet": [6, 6, 6], "resnet101": [16, 16, 16]}
-
-
-def test_backends_are_those_that_the_package_knows():
-    from tfresidual.machine import backends
-
-    assert backends.BACKEND in tfresidual_cli.BACKENDS
-    assert tuple(tfresidual_cli.BACKENDS) == OPTIONS["train", "backend"].type.choices
 
 
 def test_choices_are_those_of_the_package():
@@ -331,80 +310,26 @@ def test_what_the_package_refuses_takes_one_line(tmp_path, here, case):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize(
-    ("command", "argument", "flag"),
-    [
-        ("tune", "epsilon", "--epsilon"),
-        ("train", "folder", "--out"),
-        ("probe", "target", "NETWORK"),
-    ],
-)
-def test_errors_name_options(command, argument, flag):
-    """What the package calls a parameter, in all places where it is named."""
-    message = f"Argument `{argument}` must be 3, see `{argument}=True`. Received: {argument}=4"
-    kind = "Option" if flag.startswith("-") else "Argument"
-    with click.Context(tfresidual_cli.cli.commands[command]):
-        told = tfresidual_cli._with_options(message)
-    assert told == f"{kind} `{flag}` must be 3, see `{flag}`. Received: {flag}=4"
-
-
 BLOCKED = """
 import sys
-sys.modules[sys.argv.pop(1)] = None  # as if it were not installed
+sys.modules["jax"] = None  # as if it were not installed
 import tfresidual_cli
-tfresidual_cli.main(sys.argv[1:])
+tfresidual_cli.main(["train", "--backend", "jax"])
 """
 
 
-@pytest.mark.parametrize(
-    ("package", "arguments", "configured", "received"),
-    [
-        ("jax", ["train", "--backend", "jax"], {}, "--backend='jax'"),
-        ("torch", ["train"], {"KERAS_BACKEND": "torch"}, "KERAS_BACKEND=torch"),
-        ("tensorflow", ["study"], {}, "KERAS_BACKEND=tensorflow"),
-    ],
-)
-def test_a_backend_that_is_not_installed(tmp_path, package, arguments, configured, received):
-    command = [sys.executable, "-P", "-c", BLOCKED, package, *arguments]
-    result = process(*command, cwd=tmp_path, **{"KERAS_HOME": str(tmp_path / "none")} | configured)
+def test_a_backend_that_is_not_installed(tmp_path):
+    result = process(sys.executable, "-P", "-c", BLOCKED, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"tfresidual: Keras cannot run on {package}: ")
-    assert line.endswith(f"Received: {received}")
+    assert result.stderr.splitlines()[-1].startswith("tfresidual: Keras cannot run on jax")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_backend_of_a_process_stays(tmp_path, here):
     result = here("train", "--backend", "jax")
     assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("tfresidual: Option `--backend` must be tensorflow")
-    assert line.endswith("Received: --backend='jax'")
+    assert "--backend" in result.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ('{"backend": "jax"}', "jax"),
-        ("[]", "tensorflow"),
-        ("{", "tensorflow"),
-        (None, "tensorflow"),
-    ],
-)
-def test_the_backend_of_the_configuration_of_keras(tmp_path, monkeypatch, content, expected):
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    if content is not None:
-        (tmp_path / "keras.json").write_text(content)
-    assert tfresidual_cli._configured_backend() == expected
-
-
-def test_bounds_are_those_of_the_package():
-    from tfresidual.definitions import arguments
-
-    assert tfresidual_cli.SETTINGS.LARGEST_COUNT == arguments.LARGEST_COUNT
-    kinds = [option.type for option in OPTIONS.values()]
-    assert all(kind.max is not None for kind in kinds if isinstance(kind, click.IntRange))
 
 
 # Runs
@@ -443,62 +368,6 @@ def test_study(trained, data_dir, tmp_path):
     assert result.stderr.splitlines()[0] == LOADING
     assert_no_noise(result.stderr)
     assert (run / "log.csv").read_bytes() == before
-
-
-@pytest.mark.parametrize("of", ["results", "pipe"])
-@pytest.mark.nightly
-def test_results_that_cannot_be_printed(trained, of):
-    folder, _ = trained
-    command = [str(COMMAND), "probe", "runs/resnet-digitclutter", "--probe", "effective_parameters"]
-    command += ["--images", "32", "--out", f"unprinted/{of}"]
-    if of == "results":
-        out = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
-    else:
-        reading, writing = os.pipe()
-        os.close(reading)
-        out = os.fdopen(writing, "w")
-    with out:
-        result = subprocess.run(
-            command, cwd=folder, env=environment(), stdout=out, stderr=subprocess.PIPE, text=True
-        )
-    assert result.returncode == 1
-    assert_no_noise(result.stderr)
-    last = result.stderr.splitlines()[-1]
-    if of == "results":
-        assert last == "tfresidual: the results cannot be printed: No space left on device"
-    else:
-        assert "tfresidual: " not in result.stderr
-    assert (folder / "unprinted" / of / "effective_parameters.csv").exists()
-
-
-STREAMS = {"all closed": "<&- >&- 2>&-", "results full": ">/dev/full", "readers gone": ""}
-
-
-@pytest.mark.parametrize("name", ["readers gone", "all closed", "results full"])
-@pytest.mark.nightly
-def test_a_training_is_finished_whoever_reads_about_it(trained, data_dir, name):
-    folder, _ = trained
-    reading, gone = os.pipe()
-    os.close(reading)
-    to = gone if name == "readers gone" else subprocess.PIPE
-    line = ["train", *TINY, "--data-dir", data_dir]
-    result = subprocess.run(
-        ["sh", "-c", f'exec "$0" "$@" {STREAMS[name]}', COMMAND, *line],
-        cwd=folder,
-        env=environment(),
-        stdout=to,
-        stderr=to,
-        text=True,
-        timeout=500,
-    )
-    os.close(gone)
-    assert (result.returncode, result.stdout or "") == (0, ""), result.stderr
-    if name == "results full":
-        *_, said, network, _ = result.stderr.splitlines()
-        assert said.startswith("tfresidual: finished, but this cannot be printed (No space left")
-        assert network == "network: runs/resnet-digitclutter/model.keras"
-    else:
-        assert not result.stderr
 
 
 @pytest.mark.filterwarnings("default:The network is no better than chance")
@@ -615,10 +484,7 @@ def test_tune(data_dir, here):
 
 HELD = {
     "train": (["train", *TINY, "--out", "run"], "--out"),
-    "study": (["study", *TINY, "--out", "run"], "--out"),
     "tune": ([*SEARCH, "--out", "run"], "--out"),
-    "tune with workers": ([*SEARCH, "--out", "run", "--workers", "2"], "--out"),
-    "probe": (["probe", "net.keras", "--data", "digitclutter", "--out", "run"], "--out"),
     "export": (["export", "net.keras", "run"], "DIR"),
 }
 
@@ -677,160 +543,3 @@ def test_ctrl_c(tmp_path, data_dir):
         rf"tfresidual: interrupted\. {whole} epochs? (is|are) complete\. .* resumes from there",
         last,
     )
-
-
-COMPILING = """
-import pathlib, signal, sys
-import tfresidual_cli
-import tfresidual
-from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
-
-class Dropped:
-    def __del__(self):
-        # The exception is raised in here, where Python reports and drops it.
-        signal.raise_signal(signal.SIGINT)
-
-create = AtomicFunction.__init__
-def interrupted(function, *arguments, **options):
-    create(function, *arguments, **options)
-    if pathlib.Path("run", "settings.json").exists() and not pathlib.Path("interrupted").exists():
-        pathlib.Path("interrupted").touch()
-        Dropped()
-AtomicFunction.__init__ = interrupted
-tfresidual_cli.main(sys.argv[1:])
-"""
-
-
-@pytest.mark.nightly
-def test_ctrl_c_while_a_function_is_compiled(tmp_path, data_dir):
-    arguments = ["train", *TINY, "--data-dir", str(data_dir), "--out", "run"]
-    result = process(sys.executable, "-c", COMPILING, *arguments, cwd=tmp_path)
-    assert (tmp_path / "interrupted").exists()
-    assert result.returncode == 130, result.stderr
-    assert "Exception ignored" not in result.stderr
-    last = result.stderr.splitlines()[-1]
-    assert re.match(r"tfresidual: interrupted\. No epoch was comp", last)
-    assert not (tmp_path / "run" / "model.keras").exists()
-
-
-@pytest.mark.nightly
-def test_ctrl_c_at_any_moment(tmp_path, data_dir, here):
-    """Each time the command ends at once, and the last one gives what one without them gives."""
-    arguments = ["train", *TINY[:-1], "6", "--data-dir", str(data_dir)]
-    begun = time.monotonic()
-    result = tfresidual(*arguments, "--out", "whole", cwd=tmp_path)
-    longest = time.monotonic() - begun
-    assert result.returncode == 0, result.stderr
-    moments, codes = random.Random(0), []
-    for _ in range(12):
-        running = started(*arguments, "--out", "run", cwd=tmp_path)
-        assert running.stderr.readline() == f"{LOADING}\n"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            running.wait(moments.uniform(0, longest))
-        begun = time.monotonic()
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGINT)
-        _, err = running.communicate(timeout=60)
-        codes.append(running.returncode)
-        assert time.monotonic() - begun < 30
-        assert_no_noise(err)
-        told = [line for line in err.splitlines() if line.startswith("tfresidual: ")]
-        assert len(told) == (running.returncode != 0), err
-        assert not (tmp_path / "run" / ".lock").exists()
-    assert set(codes) <= {0, 130} and 130 in codes
-    result = here(*arguments, "--out", "run")
-    assert result.returncode == 0, result.stderr
-    for name in ("log.csv", "settings.json"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    files = [
-        sorted(path.relative_to(tmp_path / folder).as_posix() for path in found)
-        for folder in ("run", "whole")
-        for found in [(tmp_path / folder).rglob("*")]
-    ]
-    assert files[0] == files[1]
-
-
-DROPPED = """
-import sys, time
-import tfresidual_cli
-
-class Dropper:
-    def __init__(self, drop):
-        self.drop = drop
-
-    def __del__(self):
-        self.drop()
-
-def interrupt():
-    import signal
-    signal.raise_signal(signal.SIGINT)
-
-def swallow():
-    try:
-        interrupt()
-    except BaseException:
-        pass
-
-def run(args, **kwargs):
-    for drop in (interrupt, swallow)[int(sys.argv[1]):]:
-        Dropper(drop)
-    print("going on", flush=True)
-    try:
-        time.sleep(60)
-    finally:
-        # What is put in order on the way out is not disturbed.
-        time.sleep(0.5)
-        print("in order", flush=True)
-
-tfresidual_cli.cli.main = run
-tfresidual_cli.main([])
-"""
-
-
-@pytest.mark.parametrize("how", ["0", "1"])
-def test_ctrl_c_that_python_drops_comes_again(how):
-    begun = time.monotonic()
-    result = process(sys.executable, "-c", DROPPED, how)
-    assert time.monotonic() - begun < 20
-    assert (result.returncode, result.stderr) == (130, "tfresidual: interrupted\n")
-    assert result.stdout == "going on\nin order\n"
-
-
-def test_ctrl_c_while_it_loads(tmp_path):
-    running = started("train", "--out", "run", cwd=tmp_path)
-    assert running.stderr.readline() == f"{LOADING}\n"
-    time.sleep(0.5)
-    os.killpg(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert out == ""
-    (line,) = [line for line in err.splitlines() if line]
-    assert line.startswith("tfresidual: interrupted.")
-    assert list(tmp_path.iterdir()) == []
-
-
-TURNED = """
-import signal, sys, traceback
-import tfresidual_cli
-
-class Finder:
-    def find_spec(self, name, *_):
-        if name == "numpy":
-            try:
-                signal.raise_signal(signal.SIGINT)
-            except KeyboardInterrupt:
-                traceback.print_exc()
-            raise {error}("a part failed to import")
-
-sys.meta_path.insert(0, Finder())
-tfresidual_cli.main(["train", "--out", "run"])
-"""
-
-
-@pytest.mark.parametrize("error", ["ImportError", "OSError", "ValueError"])
-def test_ctrl_c_that_a_library_turns_into_its_own_error(tmp_path, error):
-    """So does NumPy, where an extension module loads it."""
-    result = process(sys.executable, "-c", TURNED.format(error=error), cwd=tmp_path)
-    _, line = result.stderr.splitlines()
-    assert (result.returncode, line) == (130, "tfresidual: interrupted. Nothing was written")
-    assert list(tmp_path.iterdir()) == []

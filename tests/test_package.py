@@ -280,15 +280,6 @@ def test_imports_point_one_way(name):
         assert rank(other) < rank(part), f"{part} must not import {other}"
 
 
-def test_the_command_line_imports_the_package_only_inside_of_its_commands():
-    tree = ast.parse((ROOT / "tfresidual_cli.py").read_text())
-    tops = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = {alias.name for node in tops for alias in node.names}
-    names |= {node.module for node in tops if isinstance(node, ast.ImportFrom)}
-    allowed = {"click", *sys.stdlib_module_names}
-    assert {name.split(".")[0] for name in names} <= allowed
-
-
 def test_every_part_has_its_place():
     parts = {path.stem for path in (ROOT / "tfresidual").glob("[a-z]*") if path.stem != "py"}
     for part in parts | {"callbacks"}:

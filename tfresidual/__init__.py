@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING
 
 from tfresidual.machine import quiet
 
-# `python -m tfresidual` imports the package before the command, which chooses Keras' backend.
-_IS_COMMAND = sys.argv[:1] == ["-m"] and ("-m", "tfresidual") in zip(
-    sys.orig_argv, sys.orig_argv[1:], strict=False
-)
-if not _IS_COMMAND:
+# The command line answers `--help`, and chooses Keras' backend, before Keras is loaded.
+if "tfresidual_cli" not in sys.modules and sys.argv[:1] != ["-m"]:
     with quiet.quietly():
         from tfresidual import layers as layers
         from tfresidual import networks as networks

@@ -226,7 +226,7 @@ def test_commands_of_tensorflow_say_so(tmp_path, backend):
     assert result.stdout == ""
     lines = result.stderr.splitlines()
     assert len(lines) == 8
-    assert set(lines[::2]) == {f"loading {'JAX' if backend == 'jax' else 'PyTorch'}"}
+    assert set(lines[::2]) == {"loading Keras"}
     assert len(set(lines[1::2])) == 1
     assert lines[1].startswith("tfresidual: Probes, callbacks, ")
     assert lines[1].endswith(f"Received: KERAS_BACKEND={backend}")

@@ -29,7 +29,7 @@ def test_a_data_set_is_one_description(tmp_path):
     site = copied(tmp_path)
     page = (ROOT / "docs" / "howto" / "add_data.md").read_text()
     (description,) = re.findall(r"```py\n(.*?)```", page, re.S)
-    path = site / "tfresidual" / "datasets" / "declarations.py"
+    path = site / "tfresidual" / "definitions" / "data_sets.py"
     whole = path.read_text()
     path.write_text(whole.replace("_DATA_SETS = (\n", f"_DATA_SETS = (\n{description},", 1))
     assert path.read_text() != whole

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.datasets.declarations import DATA_SETS
+from tfresidual.definitions.data_sets import DATA_SETS
 from tfresidual.machine.console import progress_bar, redirected
 from tfresidual.machine.files import damaged, is_full, no_room
 from tfresidual.machine.memory import check_fits

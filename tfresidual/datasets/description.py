@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual.datasets.declarations import DATA_SETS
 from tfresidual.definitions.arguments import (
     ArgumentError,
     check_bool,
@@ -16,6 +15,7 @@ from tfresidual.definitions.arguments import (
     check_int,
     is_int,
 )
+from tfresidual.definitions.data_sets import DATA_SETS
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import DatasetName

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfresidual.datasets.arrays import ArrayDataset
-from tfresidual.datasets.declarations import DATA_SETS
 from tfresidual.datasets.description import (
     SPLITS,
     check_name,
@@ -25,6 +24,7 @@ from tfresidual.datasets.description import (
     normalization,
 )
 from tfresidual.definitions.arguments import ArgumentError, check_int, checked_path
+from tfresidual.definitions.data_sets import DATA_SETS
 from tfresidual.machine.archives import RefusedFileError, check_sizes, npy_header
 from tfresidual.machine.files import check_file, check_folder, damaged, json_of, written
 from tfresidual.machine.memory import check_fits

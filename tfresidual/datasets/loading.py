@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tfresidual.datasets.augmentation import flip_and_crop
 from tfresidual.datasets.builders import folder_of, prepared, read_split
-from tfresidual.datasets.declarations import DATA_SETS
 from tfresidual.datasets.description import (
     SPLITS,
     check_name,
@@ -22,6 +21,7 @@ from tfresidual.datasets.description import (
 from tfresidual.datasets.epochs import remember
 from tfresidual.datasets.image_file import check_target, write
 from tfresidual.definitions.arguments import ArgumentError, check_bool, checked_path
+from tfresidual.definitions.data_sets import DATA_SETS
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder
 from tfresidual.machine.passes import without_tuning

@@ -1,19 +1,19 @@
 """The settings of commands and of jobs, as data.
 
 A field says what it means, what its default is, and what it may be. The options of the command line
-are made of that, and so are checks, messages and the reference. The command line loads this module
-by itself, which therefore imports nothing but the standard library.
+are made of that, and so are checks, messages and the reference. `--help` needs this module, which
+therefore imports nothing but the standard library.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
 import os
-import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
+
+from tfresidual.definitions import data_sets
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import (
@@ -31,22 +31,7 @@ if TYPE_CHECKING:
 
 ANCHORS = ("previous", "input")
 BATCH_NORMS = ("shared", "unshared_statistics", "unshared_scale", "unshared")
-
-
-def _data_sets():
-    """Returns the module that describes the data sets, without loading the package around it."""
-    path = pathlib.Path(__file__).parents[1] / "datasets" / "declarations.py"
-    spec = importlib.util.spec_from_file_location("tfresidual_data_sets", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules[spec.name]
-    return module
-
-
-_DATA = _data_sets()
-DATASETS, RECIPES = tuple(_DATA.DATA_SETS), tuple(_DATA.RECIPES)
+DATASETS, RECIPES = tuple(data_sets.DATA_SETS), tuple(data_sets.RECIPES)
 CHANCES = ("uniform", "largest class")
 KERNELS = ("uniform", "triangular", "triangular_printed")
 LAYOUTS = (

@@ -62,7 +62,7 @@ Transition: TypeAlias = Literal[
 ]
 Anchor: TypeAlias = Literal["previous", "input"]
 CouplingKernel: TypeAlias = Literal["uniform", "triangular", "triangular_printed"]
-# Names in `tfresidual/datasets/declarations.py`.
+# Names in `tfresidual/definitions/data_sets.py`.
 RecipeName: TypeAlias = str
 DatasetName: TypeAlias = str
 Pixels: TypeAlias = Literal["standardized", "0-1", "0-255"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import keras
 from keras import ops
 
-from tfresidual.datasets import declarations
+from tfresidual.definitions import data_sets
 from tfresidual.definitions.arguments import check_choice, check_int, check_number
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe(declarations.Recipe):
+class Recipe(data_sets.Recipe):
     """SGD with momentum and a learning rate that depends on the epoch.
 
     Attributes:
@@ -140,7 +140,7 @@ _HAUSER_BATCH_SIZES = {
     "mnist": ((1, 128), (70, 64)),
 }
 
-RECIPES = {name: Recipe(**vars(found)) for name, found in declarations.RECIPES.items()}
+RECIPES = {name: Recipe(**vars(found)) for name, found in data_sets.RECIPES.items()}
 
 
 def recipe(

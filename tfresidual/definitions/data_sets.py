@@ -1,8 +1,7 @@
 """The data sets and the training recipes, as data.
 
 A data set is added here, by one `DataSet`: loading, descriptions, recipes, the command line and the
-checks of settings read it. The command line reads this file without its package, so it may import
-only the standard library.
+checks of settings read it. It imports only the standard library, so that `--help` is quick.
 """
 
 from __future__ import annotations
