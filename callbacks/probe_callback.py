@@ -33,10 +33,9 @@ from tfresidual.routing.positions import has_positions, shape_of_outputs
 from tfresidual.sources.keras_models import OPENS_WITH_INPUTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any, Literal
 
-    from tfresidual.definitions.types import Data, Frame, OnError
+    from tfresidual.definitions.types import Data, Frame, OnError, OutputKind
     from tfresidual.routing import Chain
     from tfresidual.sources.operations import Layers
 
@@ -61,7 +60,8 @@ def use_blocks(
     expand_nested: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
-    output: str | int | Sequence[str | int] | None = None,
+    output: str | int | None = None,
+    outputs: OutputKind | None = None,
 ) -> None:
     """Sets how callbacks find the blocks of a model in training.
 
@@ -75,7 +75,8 @@ def use_blocks(
 
     Args:
         model: the `keras.Model` that is trained.
-        blocks: see `tfresidual.chain`, as for `expand_nested`, `inputs`, `padding` and `output`.
+        blocks: see `tfresidual.chain`, as for `expand_nested`, `inputs`, `padding`, `output` and
+            `outputs`.
 
     Raises:
         ValueError: if `model` is not a `keras.Model`. Other arguments are checked when training
@@ -91,7 +92,7 @@ def use_blocks(
         "inputs": inputs,
         "padding": padding,
     }
-    options["output"] = output
+    options |= {"output": output, "outputs": outputs}
     probed = _probed(model)
     probed.options = {name: value for name, value in options.items() if value is not None}
     probed.chain = None

@@ -77,23 +77,13 @@ def test_values_by_hand(loss, activation, labels, outputs, expected):
     )
     if loss is not None:
         net.compile("sgd", loss)
-    found = loss_of(net, kind_of(net))(np.array(labels), outputs.astype("float32"))
+    found = loss_of(net, kind_of(net.layers[-1]))(np.array(labels), outputs.astype("float32"))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def loss_changed_later():
-    loss = DENSE()
-    # Says so, and does not do it.
-    loss.label_smoothing = 0.3
-    return loss
 
 
 # Losses, and whether a saved model can have them: whether their config says all that they are.
 LOSSES = {
     "Huber": (lambda: keras.losses.Huber(0.1), False),
-    "Huber as it is": (keras.losses.Huber, True),
-    "changed later": (loss_changed_later, False),
-    "an array": (lambda: keras.losses.CategoricalFocalCrossentropy(np.ones(3) / 9), False),
     "a number": (lambda: keras.losses.CategoricalFocalCrossentropy(0.1, 3.0), True),
     "smoothing": (lambda: DENSE(label_smoothing=0.2), True),
     "Tversky": (lambda: keras.losses.Tversky(0.3, 0.9, axis=-1), True),

@@ -105,8 +105,6 @@ def test_one_output_of_several():
         surgery.without_blocks(both, [(1, 3)])
     with refused("model"):
         surgery.plan(both, (images, [0, 1, 2]), blocks=1)
-    with refused("output"):
-        surgery.without_blocks(both, [(1, 3)], output=["deep", "middle"])
 
 
 def test_routes_that_repeat_and_reorder():

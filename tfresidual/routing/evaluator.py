@@ -221,7 +221,7 @@ def check_scored(chain):
             "chain",
             "return classes or labels, one row per image or position: errors on a route are not "
             "defined for other outputs, such as values, or classes per pixel. If rows of outputs "
-            "stand for classes nevertheless, `dataclasses.replace(chain, outputs='logits')` "
+            "stand for classes nevertheless, `tfresidual.chain(model, outputs='logits')` "
             "declares it",
             said=f"{chain.name}, whose outputs are values",
         )

@@ -92,7 +92,6 @@ def check_prepared(chain, labels, shape):
     """Raises a `ValueError` unless prepared labels fit classes of a shape per image."""
     with_signs = takes_signs(chain.loss)
     outputs = shape[-1] if shape else 1
-    _check_guess(chain, labels, outputs)
     if not has_positions(shape):
         is_counted = not_ignored(chain, labels, shape)
         labels = labels.numpy() if is_counted is None else labels.numpy()[is_counted.numpy()]
@@ -101,29 +100,6 @@ def check_prepared(chain, labels, shape):
     check_per_position(labels, shape)
     labels = labels.numpy()[counted(labels, outputs).numpy()]
     check_labels(chain.outputs, labels, outputs, with_signs, of="position")
-
-
-def _check_guess(chain, labels, outputs):
-    """Raises a `ValueError` if outputs may not be classes, as they were taken for.
-
-    With a loss that is not one of Keras, linear outputs are taken for logits of classes that
-    exclude one another; rows of labels that do not add up to 1 say that they are something else.
-    """
-    is_of_keras = getattr(chain.loss, "description", None) is not None
-    if is_of_keras or not chain.outputs.startswith(("logits", "prob")) or chain.made_of is None:
-        return
-    rows = labels.numpy().astype(float).reshape(-1, labels.shape[-1] if labels.shape.rank else 1)
-    is_row = labels.shape.rank > 1 and rows.shape[1] == outputs > 1
-    sums = rows.sum(axis=1)
-    if is_row and not np.isclose(sums[np.isfinite(sums) & (sums != 0)], 1, atol=1e-2).all():
-        raise ArgumentError(
-            "data",
-            f"hold labels of classes, one per image, as the outputs were taken for {chain.outputs} "
-            "of classes: their loss is not one of Keras, from which more would be known. If an "
-            "image can have several labels, or outputs are values, declare it: "
-            "`dataclasses.replace(chain, outputs='label_logits')`, or `'values'`",
-            said=f"rows of labels that add up to {sums.min():.3g} to {sums.max():.3g}",
-        )
 
 
 def check_per_position(labels, shape):

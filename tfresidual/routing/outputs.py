@@ -71,7 +71,7 @@ def check_labels(kind, labels, outputs, with_signs=False, of="image"):
             "chain",
             "return more than one class: its single output was taken for a logit of classes that "
             "exclude one another, since no activation and no loss of Keras say what it is. "
-            "`dataclasses.replace(chain, outputs='label_logits')` declares it as a choice between "
+            "`tfresidual.chain(model, outputs='label_logits')` declares it as a choice between "
             "0 and 1, `'values'` as a number",
             said=f"1 output, taken for {kind}",
         )

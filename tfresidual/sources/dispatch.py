@@ -14,11 +14,11 @@ import tensorflow as tf
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
-from tfresidual.routing.chain import Block, Chain, Stage, checked_chain
+from tfresidual.routing.chain import OUTPUT_KINDS, Block, Chain, Stage, checked_chain
 from tfresidual.routing.devices import checked_strategy, known_strategy
 from tfresidual.routing.losses import loss_of, note_of_loss, noted
 from tfresidual.sources.calls import SharedCalls
-from tfresidual.sources.functional import preparation, unit_parts
+from tfresidual.sources.functional import GUESSED, preparation, unit_parts
 from tfresidual.sources.graph import has_graph, reference_of
 from tfresidual.sources.keras_file import NOT_COMPILED, model_in
 from tfresidual.sources.keras_models import chain_of_model
@@ -28,10 +28,9 @@ from tfresidual.sources.outputs import kind_of, outputs_of
 from tfresidual.sources.saved_model.reader import saved_model_chain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any, Literal
 
-    from tfresidual.definitions.types import ChainSource
+    from tfresidual.definitions.types import ChainSource, OutputKind
     from tfresidual.sources.operations import Layers
 
 
@@ -42,7 +41,8 @@ def chain(
     expand_nested: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
-    output: str | int | Sequence[str | int] | None = None,
+    output: str | int | None = None,
+    outputs: OutputKind | None = None,
     strategy: tf.distribute.Strategy | None = None,
 ) -> Chain:
     """Returns the chain of a network, which every probe takes.
@@ -108,9 +108,11 @@ def chain(
         output: which output of a model with several: its key in a dict (or keys and places,
             `"heads/left"`), the name of the layer that returns it, or its place in a list, from 0.
             Loss (times its weight in `loss_weights`) and sample weights are those of this output;
-            data has labels as `fit` takes them, or those of this output alone. A list or tuple of
-            two or more outputs `(images, numbers)` with the same sample weights adds their losses;
-            they stand side by side, as values that are not scored.
+            data has labels as `fit` takes them, or those of this output alone.
+        outputs: what the outputs are: `"logits"` or `"probabilities"` of classes that exclude one
+            another, `"label_logits"` or `"label_probabilities"`, one output per label, or
+            `"values"`. By default, the last activation or a loss of Keras says it; if neither does,
+            they are taken for logits, and a note says so.
         strategy: a `tf.distribute.MirroredStrategy`: probes share out the images of a batch over
             its replicas. By default that of the model (or, for a SavedModel, of the scope in which
             it is read); one with a single replica, such as `tf.distribute.get_strategy()` outside
@@ -132,14 +134,29 @@ def chain(
         "padding": padding,
     }
     options["output"] = output
+    if outputs is not None and outputs not in OUTPUT_KINDS:
+        raise ArgumentError("outputs", f"be one of {', '.join(map(repr, OUTPUT_KINDS))}", outputs)
     if strategy is None:
-        return _chain_of(source, options)
+        return _declared(_chain_of(source, options), source, outputs)
     wanted = checked_strategy(strategy)
     is_path = isinstance(source, (str, os.PathLike))
     # The variables of what is read are made on all devices.
     with strategy.scope() if is_path else contextlib.nullcontext():
         found = _chain_of(source, options)
-    return dataclasses.replace(found, strategy=wanted)
+    return dataclasses.replace(_declared(found, source, outputs), strategy=wanted)
+
+
+def _declared(found, source, outputs):
+    """Returns a chain whose outputs are of a kind, unless that is `None`."""
+    if outputs is None:
+        return found
+    changes: dict[str, Any] = {
+        "outputs": outputs,
+        "notes": tuple(note for note in found.notes if not note.startswith(GUESSED)),
+    }
+    if isinstance(source, keras.Model) and not source.compiled:
+        changes["loss"] = loss_of(source, outputs)
+    return dataclasses.replace(found, **changes)
 
 
 def _chain_of(source, options):
@@ -193,7 +210,7 @@ def _of_residual_network(network):
             parts = unit_parts(unit, takes_anchor, calls)
             blocks.append(Block(index, place, keeps_shape, **parts, variables=tuple(unit.weights)))
         stages.append(Stage(index, tuple(blocks), transition and _sequence([transition])))
-    kind = kind_of(network)
+    kind = kind_of(network.layers[-1])
     losses = loss_of(network, kind)
     return Chain(
         name=network.name,
@@ -202,7 +219,7 @@ def _of_residual_network(network):
         head=_sequence(head),
         loss=losses,
         input_shape=network.input_shape[1:],
-        outputs=outputs_of(network),
+        outputs=outputs_of(network, kind),
         weights=network.learned_variables(),
         prepare=preparation(unit for _, units in sections for unit in units),
         reference=reference_of(network),

@@ -8,7 +8,6 @@ it is the context of the chain.
 """
 
 import functools
-import types
 
 import keras
 import numpy as np
@@ -25,11 +24,8 @@ from tfresidual.sources.graph import described, path_to, replay
 from tfresidual.sources.one_output import arrangement_of
 from tfresidual.sources.origin import Origin
 from tfresidual.sources.outputs import (
-    PROBABILITIES,
     is_guessed,
-    kind_of,
-    kind_of_numbers,
-    last_operation,
+    kind_of_graph,
     outputs_of,
 )
 from tfresidual.sources.weights import (
@@ -41,10 +37,11 @@ from tfresidual.sources.weights import (
     weights_by_role,
 )
 
-_GUESSED = (
-    "outputs are taken for logits of classes that exclude one another, {} of them, since neither "
-    "the last activation nor a loss of Keras says what they are; "
-    "`dataclasses.replace(chain, outputs=...)` declares it"
+# The beginning of the note on outputs of which nothing says what they are.
+GUESSED = "outputs are taken for logits of classes that exclude one another"
+_WHY_GUESSED = (
+    ", {} of them, since neither the last activation nor a loss of Keras says what they are; "
+    "argument `outputs` of `tfresidual.chain` declares it"
 )
 
 
@@ -55,7 +52,6 @@ def chain_of_division(model, division, declared, reference, notes=()):
     `reference` and `notes`, see `tfresidual.routing.Chain`.
     """
     whole, graph, found = division.whole, division.graph, division.blocks
-    last = last_operation(whole)
     prepare = preparation(
         node.operation
         for node in whole.nodes
@@ -70,11 +66,9 @@ def chain_of_division(model, division, declared, reference, notes=()):
     formats = {getattr(node.operation, "data_format", None) for node in graph.nodes}
     axis = 1 if "channels_first" in formats else -1
     shapes, dtypes = described(declared)
-    kind, has_rows = kind_of(model, last), len(whole.output.shape) in (2, 3)
+    kind, has_rows = kind_of_graph(whole), len(whole.output.shape) in (2, 3)
     if has_rows and is_guessed(model, kind):
-        kind = _kind_of_numbers(shapes, dtypes, reference) if kind is None else kind
-        if kind not in PROBABILITIES:
-            notes = (_GUESSED.format(whole.output.shape[-1]), *notes)
+        notes = (GUESSED + _WHY_GUESSED.format(whole.output.shape[-1]), *notes)
     losses = loss_of(model, kind)
     chain = Chain(
         name=model.name,
@@ -84,7 +78,7 @@ def chain_of_division(model, division, declared, reference, notes=()):
         loss=losses,
         input_shape=shapes,
         input_dtype=dtypes,
-        outputs=outputs_of(model, last, kind) if has_rows else "values",
+        outputs=outputs_of(model, kind) if has_rows else "values",
         weights=parameters_of(whole.nodes),
         prepare=prepare,
         reference=reference,
@@ -97,15 +91,6 @@ def chain_of_division(model, division, declared, reference, notes=()):
     )
     context.check(model, sample_images(chain) if context.shared else None)
     return chain
-
-
-def _kind_of_numbers(shapes, dtypes, reference):
-    """Returns the kind of outputs by their numbers for some images, or `None`."""
-    given = types.SimpleNamespace(input_shape=shapes, input_dtype=dtypes, reference=reference)
-    # What layers assign to their variables is not kept.
-    with keras.StatelessScope():
-        images = sample_images(given)
-        return None if images is None else kind_of_numbers(reference(images))
 
 
 def _stem(whole, target, dtype):

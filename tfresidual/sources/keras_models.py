@@ -76,8 +76,6 @@ def chain_of_model(model, blocks=None, expand_nested=None, inputs=None, padding=
         return dataclasses.replace(
             chain,
             arrangement=arrangement,
-            # Several outputs side by side are no classes.
-            outputs="values" if isinstance(output, (list, tuple)) else chain.outputs,
             made_of=Origin(model, chain.loss),
             notes=chain.notes if model.loss is None else (*chain.notes, *note_of_loss(model, None)),
         )

@@ -1,8 +1,7 @@
-"""Finds out what the outputs of a model are: classes or values, probabilities or logits."""
+"""What the outputs of a model are: classes or values, probabilities or logits."""
 
 import keras
-import numpy as np
-from keras import ops
+import tensorflow as tf
 
 from tfresidual.routing.losses import (
     OF_CLASSES,
@@ -20,9 +19,12 @@ _KINDS = {
     keras.activations.softmax: "probabilities",
     keras.activations.sigmoid: "label_probabilities",
     keras.activations.linear: "logits",
+    keras.activations.log_softmax: "logits",
+    keras.ops.softmax: "probabilities",
+    keras.ops.sigmoid: "label_probabilities",
+    tf.nn.softmax: "probabilities",
+    tf.nn.sigmoid: "label_probabilities",
 }
-# Inputs by which activations can be told apart.
-_ROWS = np.array([[-9.0, 0.0, 9.0, 0.0], [1.0, 2.0, -3.0, 0.5]], "float32")
 _OF = keras.losses
 _LABEL_LOSSES = (
     *OF_LABELS,
@@ -35,6 +37,9 @@ _REGRESSIONS = (
     *(_OF.Huber, _OF.huber, _OF.LogCosh, _OF.log_cosh),
     *(_OF.CosineSimilarity, _OF.cosine_similarity, _OF.Poisson, _OF.poisson),
 )
+# Layers that return the numbers they take, in another shape or dtype, and operations that do.
+_KEEPING = (keras.layers.Dropout, keras.layers.Flatten, keras.layers.Identity, keras.layers.Reshape)
+_KEEPING_OPERATIONS = ("Cast", "Clip", "Reshape", "Squeeze")
 # Pooling layers, which return means of probabilities.
 _MEANS = (
     *(keras.layers.GlobalAveragePooling1D, keras.layers.GlobalAveragePooling2D),
@@ -42,18 +47,16 @@ _MEANS = (
 )
 
 
-def outputs_of(model, last=None, kind=None):
+def outputs_of(model, kind):
     """Returns the kind of the outputs of a model, as in `tfresidual.routing.Chain.outputs`.
 
-    The last activation is examined first, by what it does to numbers. Otherwise the kind follows
-    from the loss: a regression loss means values, a binary cross-entropy or a hinge one label per
-    output, any other loss classes. With a cross-entropy of classes, sigmoids are of classes too, as
-    Keras takes them: it normalizes them, or takes the softmax of their logits. A cross-entropy
-    without `from_logits`, or a divergence, takes probabilities, unless the last layer is known to
-    end without an activation. Without either, outputs are logits, unless it is known of the numbers
-    that they are of some `kind`.
+    The last activation, whose `kind` is that of `kind_of`, is examined first. Otherwise the kind
+    follows from the loss: a regression loss means values, a binary cross-entropy or a hinge one
+    label per output, any other loss classes. With a cross-entropy of classes, sigmoids are of
+    classes too, as Keras takes them: it normalizes them, or takes the softmax of their logits. A
+    cross-entropy without `from_logits`, or a divergence, takes probabilities, unless the last layer
+    is known to end without an activation. Without either, outputs are logits.
     """
-    kind = kind or kind_of(model, last)
     loss = keras.losses.get(single(model.loss)) if model.compiled else None
     if kind == "label_probabilities" and is_one_of(loss, OF_CLASSES):
         return "probabilities"
@@ -77,93 +80,36 @@ def is_guessed(model, kind):
     return not is_one_of(keras.losses.get(loss), known)
 
 
-def kind_of_numbers(outputs):
-    """Returns the kind of outputs that are rows of probabilities which add up to 1, or `None`."""
-    rows = np.asarray(ops.cast(outputs, "float32"), float)
-    rows = rows.reshape(-1, rows.shape[-1])
-    is_one = rows.shape[1] > 1 and (rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3)
-    return "probabilities" if is_one else None
-
-
-def last_operation(graph):
-    """Returns the operation that returns the outputs, or one that made what they are."""
-    tensor, last = graph.output, None
+def kind_of_graph(graph):
+    """Returns the kind of what the last activation of a graph returns, or `None`."""
+    tensor, is_mean = graph.output, False
     for node in reversed(graph.nodes):
         if tensor is not node.outputs[0]:
             continue
-        if _kind_of_operation(node.operation) in PROBABILITIES:
-            return node.operation
-        keeps_all = _keeps_numbers(node, -3.0, 3.0)
-        if last is None and not keeps_all:
-            last = node.operation
-        if not (
-            keeps_all or isinstance(node.operation, _MEANS) or _keeps_numbers(node, 0.05, 0.95)
-        ):
-            break
+        is_pooling = isinstance(node.operation, _MEANS)
+        if not (is_pooling or _keeps_numbers(node.operation)) or len(node.inputs) != 1:
+            kind = kind_of(node.operation)
+            return kind if kind in PROBABILITIES or not is_mean else None
+        is_mean = is_mean or is_pooling
         (tensor,) = node.inputs
-    return graph.nodes[-1].operation if last is None else last
+    return None
 
 
-def kind_of(model, last=None):
-    """Returns the kind of what the last operation returns, by default the last layer; or `None`."""
-    return _kind_of_operation(model.layers[-1] if last is None else last)
+def _keeps_numbers(operation):
+    if isinstance(operation, keras.layers.Activation):
+        return operation.activation is keras.activations.linear
+    return isinstance(operation, _KEEPING) or is_of_keras(operation, *_KEEPING_OPERATIONS)
 
 
-def _kind_of_operation(operation):
+def kind_of(operation):
+    """Returns the kind of what an operation or layer returns by its activation, or `None`."""
     operation = unwrapped(operation)
     if isinstance(operation, keras.layers.Softmax) or is_of_keras(operation, "Softmax"):
         return "probabilities" if operation.axis == -1 else None
     if not isinstance(operation, keras.layers.Layer):
         return "label_probabilities" if is_of_keras(operation, "Sigmoid") else None
-    is_lambda = isinstance(operation, keras.layers.Lambda)
-    activation = operation if is_lambda else getattr(operation, "activation", None)
-    for known, kind in _KINDS.items():
-        if activation is known:
-            return kind
-    if isinstance(activation, keras.layers.Layer) and not is_lambda:
+    activation = getattr(operation, "activation", None)
+    if isinstance(activation, keras.layers.Layer):
         # The activation layer is not called here, since its weights may not exist yet.
-        return _kind_of_operation(activation)
-    return None if activation is None else _kind_by_numbers(activation)
-
-
-def _kind_by_numbers(activation):
-    """Returns the kind of what a function of rows returns, found by applying it to some rows."""
-    try:
-        values = ops.convert_to_numpy(activation(ops.convert_to_tensor(_ROWS))).astype(float)
-    except Exception:
-        # A function written by a user may raise any error on inputs that it was not made for.
-        return None
-    if values.shape != _ROWS.shape:
-        return None
-    shift = values - _ROWS
-    # A softmax ignores a number added to a whole row, so such a function still returns logits; a
-    # log-softmax is one.
-    if np.allclose(shift, shift[:, :1], atol=1e-3):
-        return "logits"
-    if (values >= 0).all() and np.allclose(values.sum(axis=-1), 1, atol=1e-3):
-        return "probabilities"
-    is_sigmoid = np.allclose(values[0], [0, 0.5, 1, 0.5], atol=1e-3)
-    return "label_probabilities" if is_sigmoid else None
-
-
-def _keeps_numbers(node, low, high):
-    """Returns whether an operation of a graph leaves numbers between two bounds unchanged."""
-    operation = node.operation
-    # Code written by users is not run here, since it may have side effects or be random.
-    is_known = type(operation).__module__.startswith(("keras.", "tfresidual."))
-    if not is_known or len(node.inputs) != 1 or getattr(operation, "weights", ()):
-        return False
-    (tensor,) = node.inputs
-    shape = (1, *tensor.shape[1:])
-    if None in shape:
-        return False
-    values = np.linspace(low, high, np.prod(shape, dtype=int)).astype("float32")
-    try:
-        given = ops.cast(ops.reshape(values, shape), tensor.dtype)
-        result = ops.cast(node({id(tensor): given})[id(node.outputs[0])], "float32")
-        result = ops.convert_to_numpy(result)
-    except Exception:
-        # A function in a `Lambda` may raise any error.
-        return False
-    # bfloat16 rounds by 0.4 %.
-    return result.size == values.size and np.allclose(result.ravel(), values, atol=0.02)
+        return kind_of(activation)
+    return next((kind for known, kind in _KINDS.items() if activation is known), None)

@@ -219,8 +219,6 @@ def chain_of(model, weights="copy", output=None):
             "chooses one of several",
             said=f"{model.name} with {len(model.outputs)} outputs",
         )
-    if isinstance(output, (list, tuple)):
-        raise ArgumentError("output", "be one output", output)
     return sources.chain(model, output=output)
 
 
