@@ -60,6 +60,7 @@ def use_blocks(
     expand_nested: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
+    positions: bool | None = None,
     output: str | int | None = None,
     outputs: OutputKind | None = None,
 ) -> None:
@@ -75,8 +76,8 @@ def use_blocks(
 
     Args:
         model: the `keras.Model` that is trained.
-        blocks: see `tfresidual.chain`, as for `expand_nested`, `inputs`, `padding`, `output` and
-            `outputs`.
+        blocks: see `tfresidual.chain`, as for `expand_nested`, `inputs`, `padding`, `positions`,
+            `output` and `outputs`.
 
     Raises:
         ValueError: if `model` is not a `keras.Model`. Other arguments are checked when training
@@ -92,7 +93,7 @@ def use_blocks(
         "inputs": inputs,
         "padding": padding,
     }
-    options |= {"output": output, "outputs": outputs}
+    options |= {"positions": positions, "output": output, "outputs": outputs}
     probed = _probed(model)
     probed.options = {name: value for name, value in options.items() if value is not None}
     probed.chain = None

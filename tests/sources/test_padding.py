@@ -258,12 +258,17 @@ def test_inputs_of_any_length_are_known_before_a_layer_that_takes_few_positions(
     assert chain.outputs_at_positions
 
 
-def test_a_layer_that_reads_the_state_has_other_positions():
-    names = ("ids", "padding_mask", "decoder_ids")
-    chain = tfr.chain(of_two_sequences(*names), blocks=(Encoder, Decoder))
-    assert len(chain.blocks) == 3
-    assert not chain.outputs_at_positions
-    assert valid_of(chain, dict.fromkeys(names, IDS)) is None
+def test_outputs_at_other_positions():
+    """Padding leaves out labels if there are as many outputs as positions, or as declared."""
+    ids = keras.Input((7,), dtype="int32")
+    state = layers.Embedding(20, WIDTH, mask_zero=True)(ids)
+    state = layers.Add()([state, layers.Dense(WIDTH)(state)])
+    for head, is_kept in ((layers.Dense(3), True), (layers.Conv1D(3, 2), False)):
+        model = keras.Model(ids, head(state))
+        assert tfr.chain(model).outputs_at_positions == is_kept
+        for positions in (True, False):
+            chain = tfr.chain(model, positions=positions)
+            assert chain.outputs_at_positions == positions
 
 
 def test_padding_that_is_named_does_not_count():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import keras
 import tensorflow as tf
 
-from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError, check_bool
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing.chain import OUTPUT_KINDS, Block, Chain, Stage, checked_chain
@@ -25,6 +25,7 @@ from tfresidual.sources.keras_models import chain_of_model
 from tfresidual.sources.one_output import arrangement_of
 from tfresidual.sources.origin import Origin
 from tfresidual.sources.outputs import kind_of, outputs_of
+from tfresidual.sources.padding import LEAVES_NO_LABEL
 from tfresidual.sources.saved_model.reader import saved_model_chain
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def chain(
     expand_nested: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
+    positions: bool | None = None,
     output: str | int | None = None,
     outputs: OutputKind | None = None,
     strategy: tf.distribute.Strategy | None = None,
@@ -102,9 +104,11 @@ def chain(
             `"images"` for a single input without a name. `False`: all positions count. By default,
             the mask that Keras attaches to the first state or, failing that, an input called
             `padding_mask`, `encoder_padding_mask`, `decoder_padding_mask` or `attention_mask`; a
-            note says what was found. Labels are left out only if the graph shows that the outputs
-            are those of the positions of the states, in their order, and not where Keras' mask does
-            not reach the outputs, so that the loss of `fit` counts them.
+            note says what was found. Labels are left out only if the outputs are those of the
+            positions of the states, and not where Keras' mask does not reach the outputs, so that
+            the loss of `fit` counts them.
+        positions: whether outputs `(images, positions, features)` are those of the positions of the
+            last state, in their order. By default, they are if there are as many of both.
         output: which output of a model with several: its key in a dict (or keys and places,
             `"heads/left"`), the name of the layer that returns it, or its place in a list, from 0.
             Loss (times its weight in `loss_weights`) and sample weights are those of this output;
@@ -137,26 +141,31 @@ def chain(
     if outputs is not None and outputs not in OUTPUT_KINDS:
         raise ArgumentError("outputs", f"be one of {', '.join(map(repr, OUTPUT_KINDS))}", outputs)
     if strategy is None:
-        return _declared(_chain_of(source, options), source, outputs)
+        return _declared(_chain_of(source, options), source, outputs, positions)
     wanted = checked_strategy(strategy)
     is_path = isinstance(source, (str, os.PathLike))
     # The variables of what is read are made on all devices.
     with strategy.scope() if is_path else contextlib.nullcontext():
         found = _chain_of(source, options)
-    return dataclasses.replace(_declared(found, source, outputs), strategy=wanted)
+    return dataclasses.replace(_declared(found, source, outputs, positions), strategy=wanted)
 
 
-def _declared(found, source, outputs):
-    """Returns a chain whose outputs are of a kind, unless that is `None`."""
-    if outputs is None:
-        return found
-    changes: dict[str, Any] = {
-        "outputs": outputs,
-        "notes": tuple(note for note in found.notes if not note.startswith(GUESSED)),
-    }
-    if isinstance(source, keras.Model) and not source.compiled:
-        changes["loss"] = loss_of(source, outputs)
-    return dataclasses.replace(found, **changes)
+def _declared(found, source, outputs, positions):
+    """Returns a chain with what is declared of its outputs, unless that is `None`."""
+    changes: dict[str, Any] = {}
+    if outputs is not None:
+        changes |= {"outputs": outputs, "notes": _without(GUESSED, found.notes)}
+        if isinstance(source, keras.Model) and not source.compiled:
+            changes["loss"] = loss_of(source, outputs)
+    if positions is not None:
+        check_bool("positions", positions)
+        notes = _without(LEAVES_NO_LABEL, changes.get("notes", found.notes))
+        changes |= {"outputs_at_positions": positions, "notes": notes}
+    return dataclasses.replace(found, **changes) if changes else found
+
+
+def _without(beginning, notes):
+    return tuple(note for note in notes if not note.startswith(beginning))
 
 
 def _chain_of(source, options):

@@ -1,7 +1,8 @@
 """Which positions of the states of a model are padding.
 
-Padding leaves out labels only if the outputs have the positions of the states. A note says what is
-padding, and also that it is not known if blocks read something that depends on the inputs.
+Padding leaves out labels only if the outputs `(images, positions, features)` have as many positions
+as the states. A note says what is padding, and also that it is not known if blocks read something
+that depends on the inputs.
 """
 
 import dataclasses
@@ -11,7 +12,6 @@ import keras
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.images import path_name
-from tfresidual.sources.axes import axes_of_positions, keep_positions
 from tfresidual.sources.graph import mask_of, path_to
 
 # The names of inputs that are nonzero where a position is valid, in keras-hub and elsewhere.
@@ -23,16 +23,11 @@ _NOT_KNOWN = (
     "padding is not known, so all positions count: `padding` can name an input that is nonzero "
     "where a position is valid"
 )
-_OTHER_POSITIONS = (
-    "padding is not known, so all positions count: some states have as many positions as the first "
-    "one, but not the same ones"
-)
-_OTHER_OUTPUTS = (
-    "padding leaves out no label: what the outputs are of is not shown to be the positions of the "
-    "states"
-)
+# The beginning of the notes on labels, and what they say.
+LEAVES_NO_LABEL = "padding leaves out no label"
+_OTHER_OUTPUTS = f"{LEAVES_NO_LABEL}: the outputs have other positions than the states"
 _NOT_IN_FIT = (
-    "padding leaves out no label: the mask does not reach the outputs, so that the loss of `fit` "
+    f"{LEAVES_NO_LABEL}: the mask does not reach the outputs, so that the loss of `fit` "
     "counts what is predicted there"
 )
 _IN_FIT = (
@@ -64,17 +59,8 @@ def with_padding(division, padding):
     has_slots = len(division.whole.output.shape) == 3
     if valid is None and not has_slots:
         return division, notes
-    are_kept, at_outputs = keep_positions(division)
-    at_outputs = at_outputs or not has_slots
-    if valid is not None and not are_kept:
-        if padding is not None:
-            raise ArgumentError(
-                "padding",
-                "be None or False for a model of which some states have as many positions as the "
-                "first one, but not the same ones",
-                padding,
-            )
-        valid, notes = None, (_OTHER_POSITIONS,)
+    shapes = [one.shape for one in (division.blocks[-1].after.tensor, division.whole.output)]
+    at_outputs = not has_slots or (len(shapes[0]) == 3 and shapes[0][1] == shapes[1][1])
     if valid is not None and not at_outputs:
         notes = (*notes, _OTHER_OUTPUTS)
     elif valid is not None and has_slots and mask_of(division.whole.output) is None:
@@ -147,15 +133,12 @@ def _named(whole, state, name):
 def _by_name(whole, state):
     """Returns the input whose name says that it is the padding mask, and its name, or `None`s.
 
-    What comes before "padding_mask" also begins the name of an input with the positions of the
-    state: the padding of an encoder is not that of its decoder.
+    What comes before "padding_mask" also begins the name of an input that the state is computed
+    from: the padding of an encoder is not that of its decoder.
     """
     names = _inputs_by_name(whole)
-    lead = [
-        _last(name)
-        for name, tensor in names.items()
-        if len(tensor.shape) > 1 and 1 in axes_of_positions(whole.nodes, tensor, state)
-    ]
+    read = {id(tensor) for node in path_to(whole.nodes, state) for tensor in node.inputs}
+    lead = [_last(name) for name, tensor in names.items() if id(tensor) in read | {id(state)}]
     for known in MASK_NAMES:
         prefix = known.removesuffix("padding_mask").removesuffix("attention_mask")
         for name, tensor in names.items():

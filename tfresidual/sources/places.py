@@ -49,6 +49,8 @@ def places_of(model: keras.Model, chain: Chain, **options) -> list[PlacedBlock]:
         )
     if isinstance(model, ResidualNetwork):
         return _of_residual_network(model, chain)
+    of_outputs = ("positions", "outputs")
+    options = {name: value for name, value in options.items() if name not in of_outputs}
     division = division_of(model, **options)
     if division.valid is not None or division.whole.has_masks:
         raise ArgumentError(
