@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import pandas as pd
 from judging import NOT_RUN, Case, Judged, class_of, has_value
+from run_figures import NothingError
 
 import tfresidual
 from tfresidual import datasets
@@ -28,7 +29,6 @@ from tfresidual.jobs.building import build, compile_for
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import DEPTHS, WIDTHS, Settings, describe, stages_of
 from tfresidual.machine.files import replacing
-from tfresidual.plots.frames import NothingError
 from tfresidual.surgery.statistics import UPDATES, update_statistics
 from tfresidual.training.checkpoints import TrainingFolder
 

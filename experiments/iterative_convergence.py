@@ -8,6 +8,8 @@ import math
 
 import numpy as np
 import pandas as pd
+import run_figures
+import trajectory_figure
 from catalogue import (
     Network,
     cases_by,
@@ -34,7 +36,7 @@ from inverse_problem import (
 from judging import Measured, every, mean_of, paired, ranks, sampled, share, slope
 from measures import IMAGES, history, indices, route_errors, summary, weights
 
-from tfresidual import plots, training
+from tfresidual import training
 from tfresidual.jobs.settings import Settings
 
 MU = 0.95
@@ -323,7 +325,7 @@ def inverse(frames):
     }
     columns = ["error", "early_error", "closer", "drop", "drift", "first_speed", "last_speed"]
     return {
-        "trajectories": plots.trajectories(**parts, solutions=SOLUTIONS[:1]),
+        "trajectories": trajectory_figure.trajectories(**parts, solutions=SOLUTIONS[:1]),
         "table": table(frames["trajectories"], columns, percent=()),
     }
 
@@ -354,7 +356,7 @@ def routes(frames):
             beside="test error",
         ),
         "indices": index_panels(frames["indices"].query("basis == 'labels'")),
-        "error": plots.error_against_indices(runs(frames), hue=None),
+        "error": run_figures.error_against_indices(runs(frames), hue=None),
     }
 
 
@@ -381,7 +383,7 @@ def index_panels(frame):
     [summary, indices, route_errors],
 )
 def indices_of_coupling(frames):
-    return titled(plots.indices_of_runs(runs(frames)), "Indices over the coupling")
+    return titled(run_figures.indices_of_runs(runs(frames)), "Indices over the coupling")
 
 
 @entry("IC-3b", "What does coupling do to the error?", on_clutter, [summary])
@@ -396,7 +398,7 @@ def error_of_coupling(frames):
     [summary, indices, route_errors],
 )
 def error_of_indices(frames):
-    return plots.error_against_indices(runs(frames))
+    return run_figures.error_against_indices(runs(frames))
 
 
 @entry(
@@ -410,10 +412,10 @@ def bounded(frames):
     is_bounded = frame["bounds"] != "standard"
     return {
         "indices": titled(
-            plots.indices_of_runs(frame[is_bounded]),
+            run_figures.indices_of_runs(frame[is_bounded]),
             "Indices over the coupling, improperly convergent networks",
         ),
-        "error": titled(plots.error_of_runs(frame, panels="bounds", share_y=True), ERROR),
+        "error": titled(run_figures.error_of_runs(frame, panels="bounds", share_y=True), ERROR),
         "repetitions": repetitions_of(frames["route_errors"]),
     }
 
@@ -466,7 +468,7 @@ def curves(frames):
 )
 def indices_on_agreement(frames):
     return titled(
-        plots.indices_of_runs(runs(frames, "agreement")),
+        run_figures.indices_of_runs(runs(frames, "agreement")),
         "Indices on agreement with the whole network, over the coupling",
     )
 
@@ -509,15 +511,17 @@ def other_measures(frames):
 )
 def parameters(frames):
     return {
-        "parameters": plots.parameter_efficiency(runs(frames)),
-        "deviation": plots.deviation_of_runs(runs(frames)),
+        "parameters": run_figures.parameter_efficiency(runs(frames)),
+        "deviation": run_figures.deviation_of_runs(runs(frames)),
     }
 
 
 @entry("IC-8", "Do variations of the training help coupled networks?", varied, [summary])
 def variations(frames):
     errors = ("train_error", "error")
-    figure = plots.error_of_runs(runs(frames), panels="variation", errors=errors, share_y=True)
+    figure = run_figures.error_of_runs(
+        runs(frames), panels="variation", errors=errors, share_y=True
+    )
     return titled(figure, "Error over the coupling, by variation")
 
 
@@ -551,7 +555,7 @@ def parameters_of_variations(frames):
     [summary, indices],
 )
 def indices_of_variations(frames):
-    figure = plots.indices_of_runs(runs(frames), panels="variation")
+    figure = run_figures.indices_of_runs(runs(frames), panels="variation")
     return titled(figure, "Indices over the coupling, by variation")
 
 
@@ -566,17 +570,17 @@ def properly(frames):
     frame = runs(frames)
     return {
         "indices": titled(
-            plots.indices_of_runs(frame[frame["anchor"] == "input"]),
+            run_figures.indices_of_runs(frame[frame["anchor"] == "input"]),
             "Indices over the coupling, properly convergent networks",
         ),
-        "error": titled(plots.error_of_runs(frame, panels="bounds", share_y=True), ERROR),
+        "error": titled(run_figures.error_of_runs(frame, panels="bounds", share_y=True), ERROR),
     }
 
 
 @entry("IC-13", "Does coupling help on other data?", other_data, [summary])
 def errors_of_data(frames):
     frame = frames["summary"].rename(columns={"data": "dataset"})
-    return titled(plots.error_of_runs(frame, panels="dataset"), ERROR)
+    return titled(run_figures.error_of_runs(frame, panels="dataset"), ERROR)
 
 
 @entry(

@@ -13,7 +13,7 @@ from reference.random_network import random_network
 from refusals import refused
 
 import tfresidual as tfr
-from tfresidual import callbacks, datasets, layers, networks, plots, probes, training
+from tfresidual import callbacks, datasets, layers, networks, probes, training
 from tfresidual.datasets import DigitclutterConfig
 from tfresidual.datasets.augmentation import random_crop
 from tfresidual.datasets.digitclutter import sample_scene
@@ -137,7 +137,6 @@ CALLS = [
     (callbacks.Perturbation, [DATA], {}, "int: every; number: epsilon"),
     (callbacks.Lipschitz, [], {}, "int: every"),
     (callbacks.ExportForProbing, ["nowhere"], {}, "int: every; bool: overwrite"),
-    (plots.fixed_point, [None], {}, "number: mu?"),
     (tfr.export, [CHAIN, "nowhere"], {}, "bool: probing overwrite"),
     (of_settings, [], {}, "int: width? epochs batch_size validation depth? train_size? seed"),
     (of_settings, [], {}, "bool: recurrent; number: epsilon coupling?"),

@@ -5,15 +5,6 @@ import itertools
 import numpy as np
 import pandas as pd
 
-SETTINGS = (
-    (0.0, "non-recurrent"),
-    (0.0, "recurrent"),
-    (0.5, "recurrent"),
-    (0.9, "recurrent"),
-    (1.0, "recurrent"),
-)
-NAMES = ["0 (non-rec.)", "0 (rec.)", "0.5 (rec.)", "0.9 (rec.)", "1 (rec.)"]
-TICKS = [name.replace(" (", "\n(") for name in NAMES]
 ROLES = {
     f"{kind}{number}/{name}": count
     for number, (kind, parts) in itertools.product(
@@ -254,50 +245,6 @@ def line_element_frame(blocks=3, stages=2, splits=None, growth=1.0):
     layer = 4.0 + place + 0 * frame["block"]
     spatial = 9.0 * growth ** (3.0 * frame["stage"] + frame["block"])
     return frame.assign(layer_part=layer, spatial_part=spatial, length=np.sqrt(layer + spatial))
-
-
-def run_frame(widths=(8, 16, 32, 64), settings=SETTINGS, seeds=3, seed=0, **varied):
-    """A frame of runs: coupling raises convergence and error, width lowers the error.
-
-    `varied` are settings other than the plain ones: `lipschitz`, `anchor`, `kernel`, `gamma`,
-    `first_block`, or any further column.
-    """
-    rows = itertools.product(widths, settings, range(seeds))
-    frame = pd.DataFrame(
-        [(width, *setting, number) for width, setting, number in rows],
-        columns=["width", "coupling", "initialization", "seed"],
-    )
-    noise = np.random.default_rng(seed).normal(size=(4, len(frame)))
-    bounded = "lipschitz" in varied
-    coupling, width = frame["coupling"], frame["width"]
-    share = (1 - coupling) * np.where(frame["initialization"] == "recurrent", 0.95, 1.0)
-    error = 0.05 + 0.3 / width + 0.05 * coupling**2 + 0.02 * bounded + 0.003 * noise[0]
-    free = 0.9 - 0.5 * coupling - 0.001 * width + 0.03 * noise[3]
-    plain = {"lipschitz": np.nan, "anchor": "previous", "kernel": "uniform", "gamma": 1.0}
-    return frame.assign(
-        **plain | {"first_block": 0} | varied,
-        error=error,
-        train_error=error / 4,
-        convergence=0.6 + 0.2 * coupling + 0.001 * width + 0.02 * noise[1],
-        recurrence=0.99 + 0.01 * noise[2],
-        divergence=0.01 if bounded else free,
-        raw_parameters=7500.0 * width**2,
-        effective_parameters=7500.0 * width**2 * (1 / 16 + 15 / 16 * share),
-        deviation=0.8 * share,
-    )
-
-
-def varied_frame(**settings):
-    """Runs of the plain networks and of four variations of their training."""
-    variations = (
-        {},
-        {"gamma": 0.1},
-        {"kernel": "triangular"},
-        {"first_block": 5},
-        {"gamma": 0.1, "first_block": 5},
-    )
-    frames = [run_frame(seed=place, **settings, **v) for place, v in enumerate(variations)]
-    return pd.concat(frames, ignore_index=True)
 
 
 def network_frame(networks=("ResNet-110", "ResNet-38", "naive sharing"), epochs=30, seeds=2):

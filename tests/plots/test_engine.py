@@ -349,3 +349,34 @@ class TestLooks:
         assert draws(figure).startswith(b"\x89PNG")
         rows = {round(axes.get_position().y0, 2) for axes in panels(figure)}
         assert len(rows) == 2
+
+
+class TestWeightDeviations:
+    @pytest.mark.parametrize("blocks", [3, 16])
+    def test_a_line_per_role_and_their_weighted_mean(self, blocks):
+        frame = make.deviation_frame(blocks)
+        frame = frame[(frame["role"] != "convolution1/bias") | (frame["block"] != 1)]
+        figure = plots.weight_deviations(frame.sample(frac=1.0, random_state=1))
+        (axes,) = figure.axes
+        places = (frame["stage"] - 1) * blocks + frame["block"]
+        drawn = by_label(axes)
+        for role in make.ROLES:
+            rows = frame["role"] == role
+            expected = dict(zip(places[rows], frame.loc[rows, "deviation"], strict=True))
+            assert drawn[f"{role.replace('/', ', ')}, deviation"] == expected
+        sums = frame.groupby(places)[["l1", "parameters"]].sum()
+        mean = (sums["l1"] / sums["parameters"]).to_dict()
+        assert drawn["all parameters, kernel, deviation"] == pytest.approx(mean)
+        assert len(drawn) == len(make.ROLES) + 1
+        assert axes.get_ylim()[0] <= 0
+        names = {"all parameters", *(part for role in make.ROLES for part in role.split("/"))}
+        assert set(legend_texts(figure)) == names
+        lines = {line.get_label(): line for line in metric_lines(axes)}
+        kernel, bias = (lines[f"convolution1, {name}, deviation"] for name in ("kernel", "bias"))
+        assert kernel.get_color() == bias.get_color()
+        assert (kernel.get_linestyle(), bias.get_linestyle()) == ("-", "--")
+        assert kernel.get_marker() != lines["convolution2, kernel, deviation"].get_marker()
+
+    def test_roles_without_a_layer(self):
+        figure = plots.weight_deviations(make.deviation_frame(roles={"kernel": 9}))
+        assert legend_texts(figure) == ["all parameters", "kernel"]

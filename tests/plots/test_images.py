@@ -1,9 +1,7 @@
 """The figure of images and answers."""
 
 import numpy as np
-import pytest
 from matplotlib.font_manager import findfont, get_font
-from refusals import refused
 
 from tfresidual import plots
 from tfresidual.plots import style
@@ -35,24 +33,3 @@ def test_grey_images_without_a_verdict():
     (axes, _) = plots.images(np.zeros((2, 4, 4, 1)), ["zero", 3]).axes
     assert axes.images[0].get_array().shape == (4, 4)
     assert axes.get_title() == "zero"
-
-
-@pytest.mark.parametrize(
-    ("pictures", "captions", "right", "name"),
-    [
-        (PICTURES[0], ["a"], None, "pictures"),
-        (PICTURES[..., :2], ["a"] * 10, None, "pictures"),
-        (PICTURES[:0], [], None, "pictures"),
-        (PICTURES, ["a"], None, "captions"),
-        (PICTURES, ["a"] * 10, [True], "right"),
-        (PICTURES, ["a"] * 10, [1] * 10, "right"),
-        (PICTURES, ["a"] * 10, True, "right"),
-        (PICTURES, "abcdefghij", None, "captions"),
-        (PICTURES, 10, None, "captions"),
-        ("pictures", ["a"], None, "pictures"),
-        (PICTURES * np.nan, ["a"] * 10, None, "pictures"),
-    ],
-)
-def test_refused(pictures, captions, right, name):
-    with refused(name):
-        plots.images(pictures, captions, right)

@@ -2,9 +2,7 @@
 
 import numpy as np
 import pandas as pd
-import pytest
 from matplotlib.colors import to_hex
-from refusals import refused
 
 from tfresidual import plots
 
@@ -51,23 +49,3 @@ def test_texts_of_classes_and_inputs():
     assert words[0, 0] == "<2>" and below == ["c", "d", "f"]
     _, words, _ = drawn(words=[f"word number {index}" for index in range(40)])
     assert words[0, 0].startswith("word num") and len(words[0, 0]) == 9
-
-
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({"image": 2}, "image"),
-        ({"image": -1}, "image"),
-        ({"column": "agreement"}, "column"),
-        ({"words": ["one"]}, "words"),
-        ({"inputs": ["one"]}, "inputs"),
-        ({"inputs": "abcdef"}, "inputs"),
-        ({"frame": FRAME.drop(columns="predicted")}, "frame"),
-        ({"frame": FRAME.drop(columns="entropy")}, "frame"),
-        ({"frame": FRAME.assign(split=["test", "train"] * 9)}, "frame"),
-        ({"frame": pd.concat([FRAME, FRAME])}, "frame"),
-    ],
-)
-def test_refused(changes, name):
-    with refused(name):
-        plots.lens_map(**{"frame": FRAME} | changes)

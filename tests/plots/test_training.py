@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from plots import make_frames as make
 from plots.read_figures import by_label, legend_texts, lines_with, metric_lines, panels, points
-from refusals import refused
 
 from tfresidual import plots
 
@@ -165,10 +164,3 @@ class TestIterativeInference:
         assert [axes.get_title() for axes in shown] == ["stage 3"] * 3
         rows = frame.query("stage == 3 and block == 0")
         assert list(points(metric_lines(shown[2])[0]).values()) == list(1 - rows["error"])
-
-    def test_a_stage_without_values_is_refused(self):
-        frame = make.inference_frame(3, epochs=2)
-        columns = ["cosine_loss", "l2_ratio", "readout_error"]
-        frame[columns] = frame[columns].where(frame["stage"] < 3)
-        with refused("frame"):
-            plots.iterative_inference(frame)

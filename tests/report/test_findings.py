@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from plots.make_frames import block_frame
-from refusals import refused
 
 from tfresidual.plots.declared import study_figures
 from tfresidual.report import findings
@@ -281,12 +280,6 @@ def test_findings_stand_in_their_sections():
     assert others[section.title].finding != section.finding
     assert others[section.title].reading == section.reading
     assert others[section.title].images is None
-
-
-@pytest.mark.parametrize("epsilon", [0, -1, "0.1", None, True, float("nan")])
-def test_figures_refuse_a_wrong_epsilon(epsilon):
-    with refused("epsilon"):
-        study_figures({}, epsilon)
 
 
 def test_figures_are_laid_out_once():

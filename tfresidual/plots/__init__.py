@@ -18,15 +18,16 @@ from tfresidual.plots.blocks import (
     lipschitz_bounds,
     patching,
     perturbation,
+    pruning,
     readout,
     readout_cosine_loss,
     scaled_perturbation,
     signal_propagation,
     weight_deviations,
 )
+from tfresidual.plots.engine import draw
 from tfresidual.plots.images import images
 from tfresidual.plots.positions import lens_map
-from tfresidual.plots.pruning import pruning
 from tfresidual.plots.routes import (
     borderline,
     convergence_curves,
@@ -36,16 +37,8 @@ from tfresidual.plots.routes import (
     route_errors,
     shuffle_blocks,
 )
-from tfresidual.plots.runs import (
-    deviation_of_runs,
-    error_against_indices,
-    error_of_runs,
-    indices_of_runs,
-    parameter_efficiency,
-)
 from tfresidual.plots.search import depth_search
 from tfresidual.plots.training import iterative_inference, network_curves, training_curves
-from tfresidual.plots.trajectories import trajectories
 
 __all__ = [
     "attribution",
@@ -56,15 +49,12 @@ __all__ = [
     "convergence_indices",
     "cosine_loss",
     "depth_search",
-    "deviation_of_runs",
+    "draw",
     "drop_blocks",
-    "error_against_indices",
-    "error_of_runs",
     "first_order",
     "fixed_point",
     "gradient_norm",
     "images",
-    "indices_of_runs",
     "iterative_inference",
     "l2_ratio",
     "lens",
@@ -72,7 +62,6 @@ __all__ = [
     "line_element",
     "lipschitz_bounds",
     "network_curves",
-    "parameter_efficiency",
     "patching",
     "perturbation",
     "pruning",
@@ -84,6 +73,5 @@ __all__ = [
     "shuffle_blocks",
     "signal_propagation",
     "training_curves",
-    "trajectories",
     "weight_deviations",
 ]

@@ -1,18 +1,8 @@
 """Figures of the blocks, and of the states before and after them.
 
-Each function draws a frame of a probe with the columns `stage` and `block`, those that it names,
-and optionally `split`: a line per split over the blocks of all stages in a row. Blocks are named
-`stage.block`, or as in the column `name`. A block that changes the shape of the state has no value
-and is hatched; an infinite value leaves a gap. Figures of states (`lens`, `attribution` and
-`patching`) begin with block -1, the state before the first block of a stage, and leave out states
-without a value. A standard error in the frame, such as `cosine_loss_se`, is a band, and a bar at a
-block without neighbours to draw a line to. Positive values that differ by more than a factor of 30
-are drawn on a logarithmic axis. With a column `epoch` of several epochs, the figures of one metric
-have a panel per stage and split over the epochs, with a line per block from blue and thin (lowest)
-to red and thick (highest).
-
-All raise a `ValueError` if a column is missing or holds no finite number, or if several rows
-describe the same block, split and epoch. II is Jastrzebski et al., "Residual Connections Encourage
+Each function draws a frame of a probe as `tfresidual.plots.draw` says. Figures of states (`lens`,
+`attribution` and `patching`) begin with block -1, the state before the first block of a stage, and
+leave out states without a value. II is Jastrzebski et al., "Residual Connections Encourage
 Iterative Inference", 2018; PI is Hauser, "On Residual Networks Learning a Perturbation from
 Identity", 2019; IC is "Iterative convergent computation is not a useful inductive bias for
 ResNets".
@@ -25,142 +15,114 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from tfresidual.definitions.arguments import check_number
-from tfresidual.definitions.declarations import Line, Panel
-from tfresidual.plots import frames
-from tfresidual.plots.engine import DRAWINGS, draw, draw_table, read
+from tfresidual.definitions.declarations import Drawing, Level, Line, Panel
+from tfresidual.plots.engine import DRAWINGS, draw, draw_as, draw_table
+from tfresidual.plots.frames import finite
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import Figure, Frame
 
 
 def cosine_loss(frame: Frame) -> Figure:
-    """Draws the cosine between every block's output and the gradient of the loss.
+    """Draws the cosine between every block's output and the gradient of the loss (II figure 4).
 
     Below zero, what a block adds points to where the loss falls, in the mean over the images.
 
     Args:
-        frame: Frame with the column `cosine_loss`, and optionally its standard error,
-            `cosine_loss_se`.
-
-    Reference:
-        II figure 4.
+        frame: Frame with the column `cosine_loss`, and optionally `cosine_loss_se`.
     """
-    return draw(frame, DRAWINGS["cosine_loss"])
+    return draw(frame, "cosine_loss")
 
 
 def readout_cosine_loss(frame: Frame) -> Figure:
-    """Draws the cosine between a block's output and the gradient of the head's loss on its input.
+    """Draws the cosine of a block's output and the gradient of the head's loss (II figure 13).
 
     The loss is that of the head applied directly to the block's input, which is possible only in
     the last stage; stages without any value are left out.
 
     Args:
         frame: Frame with the column `readout_cosine_loss`.
-
-    Reference:
-        II figure 13.
     """
-    return draw(frame, DRAWINGS["readout_cosine_loss"])
+    return draw(frame, "readout_cosine_loss")
 
 
 def l2_ratio(frame: Frame) -> Figure:
-    """Draws the size of every block's output relative to its input.
+    """Draws the size of every block's output relative to its input (II figures 2 and 14).
 
     The smaller the ratio, the more accurate is a first-order approximation of the block's effect.
 
     Args:
         frame: Frame with the column `l2_ratio`.
-
-    Reference:
-        II figure 2; over epochs figure 14.
     """
-    return draw(frame, DRAWINGS["l2_ratio"])
+    return draw(frame, "l2_ratio")
 
 
 def gradient_norm(frame: Frame) -> Figure:
-    """Draws the norm of the gradient of the loss with respect to every block's input.
+    """Draws the norm of the gradient of the loss at every block's input (II figure 8).
 
     Args:
         frame: Frame with the column `gradient_norm`.
-
-    Reference:
-        II figure 8.
     """
-    return draw(frame, DRAWINGS["gradient_norm"])
+    return draw(frame, "gradient_norm")
 
 
 def perturbation(frame: Frame) -> Figure:
-    """Draws how far every block moves the state.
+    """Draws how far every block moves the state (PI figure 2).
 
     Args:
         frame: Frame with the column `perturbation`.
-
-    Reference:
-        PI figure 2.
     """
-    return draw(frame, DRAWINGS["perturbation"])
+    return draw(frame, "perturbation")
 
 
 def scaled_perturbation(frame: Frame, epsilon: float | None = None) -> Figure:
-    """Draws how far every block moves the state, relative to the size of the state.
+    """Draws how far every block moves the state, relative to the state's size (PI figure 5).
 
     Args:
         frame: Frame with the column `scaled_perturbation`.
-        epsilon: Largest mean scaled perturbation that meets the stopping rule, drawn as a line; a
-            positive number, or `None` for no line.
-
-    Reference:
-        PI figure 5.
+        epsilon: Largest mean scaled perturbation that meets the stopping rule, drawn as a line; or
+            `None` for no line.
     """
-    check_number("epsilon", epsilon, over=0, or_none=True)
-    return draw(frame, DRAWINGS["scaled_perturbation"], epsilon=epsilon)
+    return draw(frame, "scaled_perturbation", epsilon=epsilon)
 
 
 def readout(frame: Frame) -> Figure:
-    """Draws the accuracy after every block, with the rest of its stage skipped.
+    """Draws the accuracy after every block, with the rest of its stage skipped (II figure 5).
 
     At the last block of a stage, this is the accuracy of the whole network.
 
     Args:
         frame: Read-out frame with the column `error`.
-
-    Reference:
-        II figures 5 and 17.
     """
-    return draw(frame, DRAWINGS["readout"])
+    return draw(frame, "readout")
 
 
 def drop_blocks(frame: Frame) -> Figure:
-    """Draws the accuracy of the network without one block, for every block.
+    """Draws the accuracy of the network without one block, for every block (II figures 3 and 12).
 
     A dotted line per split marks the accuracy with no block dropped.
 
     Args:
         frame: Dropped blocks frame with the columns `error` and `unperturbed_error`.
-
-    Reference:
-        II figures 3 and 12.
     """
-    return draw(frame, DRAWINGS["drop_blocks"])
+    return draw(frame, "drop_blocks")
 
 
 def block_importance(frame: Frame) -> Figure:
     """Draws how much the network needs each of its blocks, a panel per criterion.
 
     Args:
-        frame: Frame of `tfresidual.probes.block_importance` with the columns of all criteria, and
-            optionally the standard errors of the first three.
+        frame: Frame of `tfresidual.probes.block_importance`.
 
     Reference:
         Men et al. 2024, https://arxiv.org/abs/2403.03853; Gromov et al. 2024,
         https://arxiv.org/abs/2403.17887.
     """
-    return draw(frame, DRAWINGS["block_importance"])
+    return draw(frame, "block_importance")
 
 
 def first_order(frame: Frame) -> Figure:
-    """Draws what blocks do to the loss, what the gradient predicts, and how well it ranks images.
+    """Draws what blocks do to the loss, and what the gradient predicts (II equations 2 to 4).
 
     The upper panel shows the mean change of the loss by every block and the two first-order terms,
     the lower panel their rank correlations with the change over the images. If one block changes
@@ -168,29 +130,21 @@ def first_order(frame: Frame) -> Figure:
     linear part around 0.
 
     Args:
-        frame: Frame of `tfresidual.probes.first_order` with the columns `loss_change`,
-            `first_order`, `first_order_after`, `rank_correlation` and `rank_correlation_after`.
-
-    Reference:
-        II equations 2 to 4.
+        frame: Frame of `tfresidual.probes.first_order`.
     """
-    return draw(frame, DRAWINGS["first_order"])
+    return draw(frame, "first_order")
 
 
 def line_element(frame: Frame) -> Figure:
-    """Draws the length of the step of every block, and the two parts of its square.
+    """Draws the length of the step of every block, and two parts of its square (PI equation 12).
 
     The lower panel shows the part of the displacement across the layers, and the part that the rest
     of the network makes of it at the last state.
 
     Args:
-        frame: Frame of `tfresidual.probes.line_element` with the columns `length`, `layer_part` and
-            `spatial_part`.
-
-    Reference:
-        PI equation 12.
+        frame: Frame of `tfresidual.probes.line_element`.
     """
-    return draw(frame, DRAWINGS["line_element"])
+    return draw(frame, "line_element")
 
 
 def signal_propagation(frame: Frame) -> Figure:
@@ -200,18 +154,17 @@ def signal_propagation(frame: Frame) -> Figure:
     per epoch, from dark (first) to light (last), dashed for the splits after the first.
 
     Args:
-        frame: Signal propagation frame with the columns `state_norm`, `state_gradient_norm` and
-            `shortcut_share`.
+        frame: Frame of `tfresidual.probes.signal_propagation`.
 
     Reference:
         He et al., "Identity Mappings in Deep Residual Networks", 2016, sections 2 and 3; for the
         norms, II figure 8.
     """
-    return draw(frame, DRAWINGS["signal_propagation"])
+    return draw(frame, "signal_propagation")
 
 
 def lipschitz_bounds(frame: Frame, mu: float | None = None) -> Figure:
-    """Draws estimates of every branch's Lipschitz bound, and the divisor of the branch.
+    """Draws estimates of every branch's Lipschitz bound, and its divisor (IC sections 4.2, E.1).
 
     The lower edge of the band in the upper panel is the estimate of the power iteration, which does
     not exceed the bound, the upper edge the certified value, which is not below the bound. The
@@ -219,13 +172,9 @@ def lipschitz_bounds(frame: Frame, mu: float | None = None) -> Figure:
 
     Args:
         frame: Lipschitz frame with the columns `estimate`, `certified` and `divisor`.
-        mu: The bound that the divisor aims at, drawn as a line; a positive number, or `None`.
-
-    Reference:
-        IC sections 4.2 and E.1.
+        mu: The bound that the divisor aims at, drawn as a line; or `None`.
     """
-    check_number("mu", mu, over=0, or_none=True)
-    return draw(frame, DRAWINGS["lipschitz_bounds"], mu=mu)
+    return draw(frame, "lipschitz_bounds", mu=mu)
 
 
 def lens(frame: Frame) -> Figure:
@@ -235,10 +184,9 @@ def lens(frame: Frame) -> Figure:
     divergence of the network's prediction from it, and the mean rank of the label.
 
     Args:
-        frame: Frame of `tfresidual.probes.lens` with the columns `cross_entropy`, `entropy`, `kl`
-            and `rank`.
+        frame: Frame of `tfresidual.probes.lens`.
     """
-    return draw(frame, DRAWINGS["lens"])
+    return draw(frame, "lens")
 
 
 def attribution(frame: Frame) -> Figure:
@@ -248,10 +196,9 @@ def attribution(frame: Frame) -> Figure:
     shows the sum of the parts so far, which ends at the logit.
 
     Args:
-        frame: Frame of `tfresidual.probes.attribution` with the columns `part` and `attribution`.
+        frame: Frame of `tfresidual.probes.attribution`.
     """
-    frames.require_columns(frame, ("part",))
-    return draw(frame, DRAWINGS["attribution"])
+    return draw(frame, "attribution")
 
 
 def patching(frame: Frame) -> Figure:
@@ -263,55 +210,47 @@ def patching(frame: Frame) -> Figure:
     without a value is left white, too.
 
     Args:
-        frame: Frame of `tfresidual.probes.patching` with the column `effect`, and optionally
-            `position`.
+        frame: Frame of `tfresidual.probes.patching`.
     """
     drawing = DRAWINGS["patching"]
-    if "position" in getattr(frame, "columns", ()):
+    if "position" in frame:
         effect = Line("effect", "effect on the logit (1: as in the other run)", mark="map")
         keys = ("stage", "block", "position")
         panels = (Panel("position", (effect,)),)
         drawing = dataclasses.replace(drawing, panels=panels, keys=keys, rows=("split",))
-    return draw(frame, drawing)
+    return draw_as(frame, drawing)
 
 
 def weight_deviations(frame: Frame) -> Figure:
-    """Draws how far the weights of every block are from the mean of its stage, a line per role.
+    """Draws how far the weights of every block are from its stage's mean (IC section C.1).
 
     The deviation is the mean absolute deviation, in standard deviations of the stage's weights of
-    that role. Layers differ in colour and marker, their variables in line style. The thick line is
-    the mean over all parameters of the block.
+    that role, a line per role. Layers differ in colour and marker, their variables in line style.
+    The thick line is the mean over all parameters of the block.
 
     Args:
         frame: Weight deviations frame with the columns `role` (such as "convolution1/kernel"),
             `parameters` and `deviation`.
-
-    Reference:
-        IC section C.1, summarized in figure 7c.
     """
-    frames.require_columns(frame, ("stage", "block", "role", "parameters", "deviation"))
-    drawing = DRAWINGS["weight_deviations"]
-    roles = list(dict.fromkeys(frame["role"]))
-    numbered = frame.assign(role=frame["role"].map(roles.index))
-    table = read(numbered, drawing)
-    table["parameters"] = frames.keyed_values(numbered, drawing.keys, ("parameters",))["parameters"]
-    parts = [roles[number].rpartition("/") for number in table["role"]]
+    frame = frame.assign(deviation=finite(frame["deviation"]))
+    known = frame.dropna(subset="deviation")
+    sums = known.assign(deviation=known["parameters"] * known["deviation"])
+    sums = sums.groupby(["stage", "block"], as_index=False)[["deviation", "parameters"]].sum()
+    parts = frame["role"].str.rpartition("/")
     # Kernels come first and have solid lines, because they hold most parameters.
-    names = [role.rpartition("/")[2] for role in roles]
-    variables = sorted(dict.fromkeys(names), key=lambda name: name != "kernel")
-    table["layer"] = [layer for layer, _, _ in parts]
-    table["variable"] = pd.Categorical([name for *_, name in parts], variables)
-    known = table.dropna(subset=["parameters", "deviation"])
-    weighted = known.assign(deviation=known["parameters"] * known["deviation"])
-    means = weighted.groupby(["stage", "block"], as_index=False)[["deviation", "parameters"]].sum()
-    means["deviation"] /= means["parameters"]
-    means = means.assign(layer="all parameters", variable=variables[0])
-    means["variable"] = pd.Categorical(means["variable"], variables)
-    return draw_table(pd.concat([means, table]), drawing)
+    variables = sorted(dict.fromkeys(parts[2]), key=lambda name: name != "kernel")
+    means = sums.assign(
+        deviation=sums["deviation"] / sums["parameters"],
+        layer="all parameters",
+        variable=variables[0],
+    )
+    table = pd.concat([means, frame.assign(layer=parts[0], variable=parts[2])], ignore_index=True)
+    table["variable"] = pd.Categorical(table["variable"], variables)
+    return draw_table(table, DRAWINGS["weight_deviations"])
 
 
 def computational_distance(frame: Frame) -> Figure:
-    """Draws the computational distance of every stage and of all stages as bars.
+    """Draws the computational distance of every stage and of all as bars (PI figures 3 and 6).
 
     The left panel shows the absolute distance, the right one the distance scaled by the size of the
     state. Every bar is labelled with its value.
@@ -320,8 +259,36 @@ def computational_distance(frame: Frame) -> Figure:
         frame: Distance frame with the columns `stage` (numbers, and "all" for the total),
             `distance` and `scaled_distance`, and optionally `split` and `blocks`, the number of
             blocks, which is written under the stage.
-
-    Reference:
-        PI figures 3 and 6.
     """
-    return draw(frame, DRAWINGS["computational_distance"])
+    return draw(frame, "computational_distance")
+
+
+_PRUNING = Drawing(
+    "Blocks taken out",
+    (
+        Panel(
+            "error",
+            (Line("error"),),
+            scale="share",
+            levels=(Level(argument="whole", name="whole network", dash=":"),),
+        ),
+        Panel("cross-entropy, nats", (Line("cross_entropy"),), scale="wide"),
+    ),
+    over="blocks_left",
+    below="blocks left",
+    keys=("blocks_left",),
+    texts=("by",),
+    colour="by",
+    rows=(),
+    columns=("panel",),
+)
+
+
+def pruning(frame: Frame) -> Figure:
+    """Draws error and cross-entropy over the blocks left, a line for each criterion.
+
+    Args:
+        frame: Frames of `tfresidual.surgery.plan` for the same network, joined, with the column
+            `by`, the criterion of each.
+    """
+    return draw_as(frame, _PRUNING, whole=frame["error"].iloc[0])

@@ -1,9 +1,9 @@
 """The figures that probes declare, each drawn from the frames it names."""
 
+import functools
+
 from tfresidual import plots
-from tfresidual.definitions.arguments import check_number
 from tfresidual.definitions.declarations import PROBES, TRAINING, Figure
-from tfresidual.plots import engine
 
 _TRAINING = Figure(
     name="training_curves",
@@ -51,7 +51,6 @@ def study_figures(frames, epsilon):
     Returns:
         A dict of `matplotlib.figure.Figure` by name.
     """
-    check_number("epsilon", epsilon, over=0)
     figures = {}
     for figure in FIGURES:
         parts = parts_of(figure, frames)
@@ -70,11 +69,9 @@ def draw(figure, parts, epsilon):
         options["chance"] = _chances(indices)
     elif figure.name == "lipschitz_bounds":
         options["mu"] = parts[0]["lipschitz"].max()
-    function = getattr(plots, figure.draw or figure.name, None)
-    if function is not None:
-        drawn = function(*parts, **options)
-    else:
-        drawn = engine.draw(parts[0], figure.drawing, **options)
+    name = figure.draw or figure.name
+    function = getattr(plots, name, functools.partial(plots.draw, name=name))
+    drawn = function(*parts, **options)
     # The layout is computed once for all file formats, which takes a quarter of the time.
     drawn.draw_without_rendering()
     drawn.set_layout_engine(None)

@@ -1,7 +1,10 @@
 """Draws tables as a `tfresidual.definitions.declarations.Drawing` says."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,6 +16,9 @@ from matplotlib.patches import Patch
 from tfresidual.definitions.declarations import PROBES
 from tfresidual.plots import frames, style
 from tfresidual.plots.places import GAP, Places, keys_of, stage_name
+
+if TYPE_CHECKING:
+    from tfresidual.definitions.types import Figure, Frame
 
 # How the figures of probes are drawn, by the name of the function of `tfresidual.plots`, if any.
 DRAWINGS = {
@@ -35,21 +41,49 @@ _COMPLEMENT = "1 - "
 _SCALES = {"log": "log scale", "symlog": "log scale, linear near 0"}
 
 
-def draw(frame, drawing, **arguments):
-    """Returns the figure of a frame; `arguments` are the heights of levels, or `None`."""
+def draw(frame: Frame, name: str, **levels: float | None) -> Figure:
+    """Draws the frame of a probe as the probe declares.
+
+    There is a line per split over the blocks of all stages in a row. Blocks are named
+    `stage.block`, or as in the column `name`. A block that changes the shape of the state has no
+    value and is hatched; an infinite value leaves a gap. A standard error in the frame, such as
+    `cosine_loss_se`, is a band, and a bar at a block without neighbours to draw a line to. Positive
+    values that differ by more than a factor of 30 are drawn on a logarithmic axis. With a column
+    `epoch` of several epochs, the figures of one metric have a panel per stage and split over the
+    epochs, with a line per block from blue and thin (lowest) to red and thick (highest).
+
+    Example:
+
+    >>> figure = plots.draw(probes.block_metrics(chain, test), "cosine_loss")
+
+    Args:
+        frame: Frame of a probe with the columns `stage` and `block`, those that are drawn, and
+            optionally `split`.
+        name: Name of the figure as a probe declares it, mostly that of a function of
+            `tfresidual.plots`.
+        levels: Heights of the lines that the figure takes, such as `epsilon`; or `None` for no
+            line.
+
+    Raises:
+        KeyError: if a column is missing, or there is no such figure.
+    """
+    return draw_as(frame, DRAWINGS[name], **levels)
+
+
+def draw_as(frame, drawing, **levels):
+    """Returns the figure of a frame; `levels` are the heights of levels by name, or `None`."""
     title = drawing.title + frames.branch_scale(frame)
-    return draw_table(read(frame, drawing), drawing, title, arguments)
+    return draw_table(read(frame, drawing), drawing, title, levels)
 
 
 def read(frame, drawing):
-    """Returns the table of a frame that `keyed_values` accepts: keys, split, epoch and columns."""
+    """Returns the table of a frame: keys, split, epoch and the columns that are drawn."""
     lines = [line for panel in drawing.panels for line in panel.lines]
     levels = [level.column for panel in drawing.panels for level in panel.levels if level.column]
-    shown = [column for line in lines for column in (line.column, line.band) if column]
-    shown = list(dict.fromkeys(column.removeprefix(_COMPLEMENT) for column in shown))
+    columns = [column for line in lines for column in (line.column, line.band) if column]
+    shown = list(dict.fromkeys(column.removeprefix(_COMPLEMENT) for column in columns))
     needed = [*shown, *(column.removeprefix(_COMPLEMENT) for column in levels)]
-    frames.require_columns(frame, (*drawing.texts, *drawing.keys, *needed))
-    errors = [f"{column}_se" for column in shown if f"{column}_se" in frame.columns]
+    errors = [f"{column}_se" for column in shown if f"{column}_se" in frame]
     table = frames.keyed_values(
         frame.assign(is_empty=frame[shown].isna().all(axis=1)),
         drawing.keys,
@@ -58,10 +92,7 @@ def read(frame, drawing):
         carried=("is_empty", "name", "part", "blocks"),
         texts=drawing.texts,
     )
-    frames.refuse_nothing(table, shown)
-    for column in needed[len(shown) :]:
-        frames.refuse_nothing(table, (column,))
-    for column in dict.fromkeys([*(line.column for line in lines), *levels]):
+    for column in (*columns, *levels):
         if column.startswith(_COMPLEMENT):
             table[column] = 1 - table[column.removeprefix(_COMPLEMENT)]
     return table
@@ -93,7 +124,7 @@ def draw_table(table, drawing, title="", arguments=None, named=None, handles=(),
     if drawing.sparse:
         has_values = table[columns].notna().any(axis=1)
         table = table[has_values.groupby(table["stage"]).transform("any")]
-    made = _Figure(table, drawing, arguments or {}, named or {}, looks)
+    made = _Maker(table, drawing, arguments or {}, named or {}, looks)
     made.draw(title or drawing.title, handles)
     return made.figure
 
@@ -111,7 +142,7 @@ def _looks(table, column):
     return style.looks(keys)
 
 
-class _Figure:
+class _Maker:
     """A figure in the making."""
 
     def __init__(self, table, drawing, arguments, named, looks):

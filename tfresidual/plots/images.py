@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual.definitions.arguments import ArgumentError, check_bool
-from tfresidual.plots import frames, style
+from tfresidual.plots import style
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,34 +30,9 @@ def images(
         captions: One text per image.
         right: One bool per image, whether its caption is drawn as right or as wrong; with `None`
             all captions look the same and have no mark.
-
-    Raises:
-        ValueError: if the shapes do not fit, or there is no image.
     """
-    try:
-        pictures = np.asarray(pictures, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError("pictures", "be an array of numbers", pictures) from error
-    if pictures.ndim != 4 or pictures.shape[-1] not in (1, 3) or len(pictures) == 0:
-        raise ArgumentError(
-            "pictures",
-            "have the shape (images, height, width, channels), with 1 or 3 channels and at least "
-            "one image",
-            said=f"an array of shape {pictures.shape}",
-        )
-    if not np.isfinite(pictures).all():
-        raise ArgumentError(
-            "pictures", "hold finite numbers", said=f"{(~np.isfinite(pictures)).sum()} that are not"
-        )
-    captions = frames.listed(captions, "captions", "texts")
-    marks: tuple[bool | None, ...] = (None,) * len(pictures)
-    if right is not None:
-        marks = frames.listed(right, "right", "bools")
-    for name, values in (("captions", captions), ("right", marks)):
-        if len(values) != len(pictures):
-            raise ArgumentError(
-                name, "have one entry per image", said=f"{len(values)} for {len(pictures)} images"
-            )
+    pictures = np.asarray(pictures, dtype=float)
+    marks = [None] * len(pictures) if right is None else right
     low, high = pictures.min(), pictures.max()
     shown = (pictures - low) / (high - low if high > low else 1)
     columns = min(COLUMNS, len(shown))
@@ -67,15 +41,15 @@ def images(
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
-    for axes, picture, caption, is_right in zip(grid.flat, shown, captions, marks, strict=False):
+    answers = zip(shown, captions, marks, strict=True)
+    for axes, (picture, caption, is_right) in zip(grid.flat, answers, strict=False):
         is_grey = picture.shape[-1] == 1
         axes.imshow(picture[..., 0] if is_grey else picture, cmap="gray", vmin=0, vmax=1)
         caption, colour = str(caption), style.INK
         if is_right is not None:
-            is_right = check_bool("right", is_right)
             caption = f"{style.RIGHT if is_right else style.WRONG} {caption}"
             colour = style.BLUE if is_right else style.VERMILION
-        if is_right is False:
+        if is_right is not None and not is_right:
             axes.axis("on")
             axes.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
             for spine in axes.spines.values():

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual.definitions.arguments import ArgumentError, check_choice, check_int
-from tfresidual.plots import frames, style
+from tfresidual.definitions.arguments import check_choice
+from tfresidual.plots import style
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -50,30 +50,16 @@ def lens_map(
             the tokens that the network reads; by default, the positions.
 
     Raises:
-        ValueError: if a column is missing, the frame holds several splits, no such sequence or
-            another one than `words` and `inputs` are for, or an argument cannot be used.
+        ValueError: if `column` is something else.
     """
     check_choice("column", column, tuple(COLOURS))
-    image = check_int("image", image, at_least=0)
-    places = ("stage", "block", "image", "position")
-    frames.require_columns(frame, (*places, "predicted", column))
-    if "split" in frame and frame["split"].nunique() > 1:
-        said = f"the splits {list(frame['split'].unique())}"
-        raise ArgumentError(
-            "frame", "hold one split, such as `frame[frame.split == 'test']`", said=said
-        )
+    places = ["stage", "block", "image", "position"]
     rows = frame[frame["image"] == image]
-    if rows.empty:
-        raise ArgumentError(
-            "image", "be a sequence of the frame with a position that counts", image
-        )
-    if rows.duplicated(list(places)).any():
-        raise ArgumentError("frame", "hold a place once", said="one that is there several times")
-    table = rows.set_index(list(places))[[column, "predicted"]].unstack("position")
+    table = rows.set_index(places)[[column, "predicted"]].unstack("position")
     colours = table[column].to_numpy(float)
     predicted = table["predicted"].to_numpy(float)
     positions = [int(one) for one in table[column].columns]
-    below = _below(inputs, positions)
+    below = positions if inputs is None else [_short(str([*inputs][one])) for one in positions]
     count, across = colours.shape
     figure = style.new_figure(
         max(4.2, 1.4 + 0.72 * across), 1.3 + 0.36 * count, "Prediction after every block"
@@ -112,29 +98,11 @@ def lens_map(
     return figure
 
 
-def _below(inputs, positions):
-    """Returns the texts below the columns."""
-    if inputs is None:
-        return [str(one) for one in positions]
-    inputs = frames.listed(inputs, "inputs", "texts")
-    if len(inputs) <= max(positions):
-        raise ArgumentError(
-            "inputs",
-            f"have an entry per position of the sequence, {max(positions) + 1} or more",
-            said=f"{len(inputs)} entries",
-        )
-    return [_short(str(inputs[one])) for one in positions]
-
-
 def _word(words, index):
     """Returns the text of a class."""
     if words is None:
         return str(index)
-    if callable(words):
-        return _short(str(words(index)))
-    if index >= len(words):
-        raise ArgumentError("words", f"have a text for class {index}", said=f"{len(words)} texts")
-    return _short(str(words[index]))
+    return _short(str(words(index) if callable(words) else words[index]))
 
 
 def _short(text):

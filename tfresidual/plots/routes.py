@@ -1,26 +1,24 @@
 """Figures of networks on changed routes through their blocks.
 
-All functions raise a `ValueError` if a column is missing, none of the values is a finite number, or
-several rows describe the same place and split. All frames may have a column `split`. A value that
-is missing, infinite, or 0 on a logarithmic axis leaves a gap. Values that differ by more than a
-factor of 30 are drawn on a logarithmic axis, with a linear part down to 0 if there are zeros. A
-`scale` of the repeated branch other than 1 appears in the title. II is Jastrzebski et al.,
-"Residual Connections Encourage Iterative Inference", 2018; IC is "Iterative convergent computation
-is not a useful inductive bias for ResNets".
+All frames may have a column `split`. A value that is missing, infinite, or 0 on a logarithmic axis
+leaves a gap. Values that differ by more than a factor of 30 are drawn on a logarithmic axis, with a
+linear part down to 0 if there are zeros. A `scale` of the repeated branch other than 1 appears in
+the title. II is Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018; IC
+is "Iterative convergent computation is not a useful inductive bias for ResNets".
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from tfresidual.definitions.arguments import ArgumentError, check_choice, check_number, is_number
+from tfresidual.definitions.arguments import check_choice
 from tfresidual.plots import frames, style
-from tfresidual.plots.engine import DRAWINGS, draw, draw_table, read
+from tfresidual.plots.engine import DRAWINGS, draw_as, draw_table, read
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -64,31 +62,17 @@ def route_errors(
         chance: Error of guessing, over 0 and up to 1, marked by a dashed line; a dict of such
             errors by split; or `None`.
 
-    Raises:
-        ValueError: also if the frames differ in their splits, or `chance` is not a share of 1.
-
     Reference:
         IC figure 2a.
     """
-    chances: dict[Any, Any] = chance if isinstance(chance, dict) else {None: chance}
-    if chance is not None and not all(is_number(one) and 0 < one <= 1 for one in chances.values()):
-        raise ArgumentError("chance", "be an error above 0, at most 1, or None", said=repr(chance))
-    drawing, tables, parts, panels = DRAWINGS["route_errors"], {}, [], []
-    given = {
-        "readout": readout,
-        "drop_blocks": drop_blocks,
-        "repeat_last_block": repeat_last_block,
-    }
-    for (name, frame), (title, (below, key, first)) in zip(
-        given.items(), _ROUTES.items(), strict=True
-    ):
-        columns = ("error", "unperturbed_error") if name == "drop_blocks" else ("error",)
-        table = tables[name] = frames.keyed_values(frame, ("stage", key), columns, name)
+    drawing, parts, panels = DRAWINGS["route_errors"], [], []
+    of = (readout, drop_blocks, repeat_last_block)
+    for frame, (title, (below, key, first)) in zip(of, _ROUTES.items(), strict=True):
+        table = frames.keyed_values(frame, ("stage", key), ("error",))
         parts.append(table.assign(panel=title, place=table[key] + first))
         panels.append(dataclasses.replace(drawing.panels[0], title=title, below=below))
-    frames.require_same_splits(tables)
     table = pd.concat(parts, ignore_index=True)
-    unperturbed = tables["drop_blocks"].groupby("split")["unperturbed_error"].first()
+    unperturbed = drop_blocks.groupby(frames.splits_of(drop_blocks))["unperturbed_error"].first()
     table["unperturbed_error"] = table["split"].map(unperturbed)
     title = drawing.title + frames.branch_scale(repeat_last_block)
     drawing = dataclasses.replace(drawing, panels=tuple(panels))
@@ -110,9 +94,7 @@ def shuffle_blocks(frame: Frame) -> Figure:
         2016, figure 5b.
     """
     columns = ("kendall_tau", "error", "unperturbed_error")
-    table = frames.keyed_values(frame, ("stage",), columns, unique=False)
-    for column in columns:
-        frames.refuse_nothing(table, (column,))
+    table = frames.keyed_values(frame, ("stage",), columns)
     figure = draw_table(table, DRAWINGS["shuffle_blocks"])
     least = np.nanmin(np.append(table["kendall_tau"], 0.98))
     pad = 0.03 * (1 - least)
@@ -134,16 +116,11 @@ def convergence_curves(readout: Frame, repeat_last_block: Frame) -> Figure:
         repeat_last_block: Repetitions frame with the columns `stage`, `repetition` (0 for none),
             `cross_entropy` and `distance`; stages may be missing.
 
-    Raises:
-        ValueError: also if the frames differ in their splits, or a repeated stage is not in
-            `readout`.
-
     Reference:
         IC figures 6b and 6c.
     """
     drawing = DRAWINGS["convergence_curves"]
-    names = ("readout", "repeat_last_block")
-    table, lengths = _applied_blocks(readout, repeat_last_block, drawing, names)
+    table, lengths = _applied_blocks(readout, repeat_last_block, drawing)
     title = drawing.title + frames.branch_scale(repeat_last_block)
     figure = draw_table(table, drawing, title, handles=[_length_handle()])
     for axes in figure.axes:
@@ -169,18 +146,14 @@ def repetition_metrics(frame: Frame, block_metrics: Frame | None = None) -> Figu
         block_metrics: Block metrics frame of the same images with the columns `stage`, `block`,
             `cosine_loss` and `l2_ratio`; or `None`. Stages without repetitions are left out.
 
-    Raises:
-        ValueError: also if the frames differ in their splits, or a repeated stage is not in
-            `block_metrics`.
-
     Reference:
         II figure 20.
     """
     drawing = DRAWINGS["repetition_metrics"]
     if block_metrics is None:
-        return draw(frame, drawing)
-    stages = set(read(frame, drawing)["stage"])
-    table, lengths = _applied_blocks(block_metrics, frame, drawing, ("block_metrics", "frame"))
+        return draw_as(frame, drawing)
+    stages = set(frame["stage"])
+    table, lengths = _applied_blocks(block_metrics, frame, drawing)
     table = table[table["stage"].isin(stages)]
     drawing = dataclasses.replace(drawing, over="applied", below="number of blocks applied")
     title = drawing.title + frames.branch_scale(frame)
@@ -196,20 +169,12 @@ def _length_handle():
     return style.line_handle("trained number of blocks", **look)
 
 
-def _applied_blocks(blocks, repeated, drawing, names):
+def _applied_blocks(blocks, repeated, drawing):
     """Returns blocks and repetitions over the column `applied`, and the stages' lengths."""
     metrics = [line.column for panel in drawing.panels for line in panel.lines]
-    blocks = frames.keyed_values(blocks, ("stage", "block"), metrics, names[0])
-    repeated = frames.keyed_values(repeated, ("stage", "repetition"), metrics, names[1])
-    frames.require_same_splits(dict(zip(names, (blocks, repeated), strict=True)))
+    blocks = frames.keyed_values(blocks, ("stage", "block"), metrics)
+    repeated = frames.keyed_values(repeated, ("stage", "repetition"), metrics)
     lengths = blocks.groupby("stage")["block"].max() + 1
-    surplus = sorted(set(repeated["stage"]) - set(lengths.index))
-    if surplus:
-        raise ArgumentError(
-            names[1],
-            f"hold only stages of `{names[0]}`, which shows how many blocks they have",
-            said=f"stages {surplus!r} besides {lengths.index.tolist()!r}",
-        )
     blocks["applied"] = blocks["block"] + 1
     repeated = repeated[repeated["repetition"] > 0]
     repeated = repeated.assign(applied=repeated["stage"].map(lengths) + repeated["repetition"])
@@ -248,9 +213,8 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
     Reference:
         IC sections 4.2 and E.2.
     """
-    check_number("mu", mu, over=0, or_none=True)
     drawing = DRAWINGS["fixed_point"]
-    figure = draw(frame, drawing, mu=mu)
+    figure = draw_as(frame, drawing, mu=mu)
     if mu is None:
         return figure
     table = read(frame, drawing)
@@ -261,7 +225,7 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
             continue
         first = known.iloc[0]
         places = np.arange(int(first["repetition"]), int(rows["repetition"].max()) + 1)
-        heights = first["change"] * float(mu) ** (places - first["repetition"])
+        heights = first["change"] * mu ** (places - first["repetition"])
         look = {"color": looks[stage].colour, "linewidth": 1.1, "linestyle": ":", "zorder": 1.8}
         figure.axes[0].plot(places, heights, gid="slope", **look)
     return figure
@@ -278,15 +242,11 @@ def convergence_indices(frame: Frame) -> Figure:
         frame: Indices frame with the columns `stage` (numbers, and "mean"), `basis` ("labels" or
             "agreement"), `convergence_index`, `recurrence_index` and `divergence_index`.
 
-    Raises:
-        ValueError: also if a basis is unknown.
-
     Reference:
         IC figures 2b and 6a.
     """
     drawing = DRAWINGS["convergence_indices"]
     table = read(frame, drawing)
-    frames.refuse_others(table, "basis", _BASES)
     bases = [basis for basis in _BASES if basis in set(table["basis"])]
     splits = frames.order_splits(table["split"])
     stages = sorted(set(table["stage"]), key=lambda stage: (stage != "mean", len(stage), stage))
@@ -337,12 +297,18 @@ def borderline(frame: Frame, along: Literal["blocks", "repetitions"] = "blocks")
             "repetitions" for its last block and the repetitions of it, which continue the count.
 
     Raises:
-        ValueError: also if `along` is unknown or not in the frame, or a group is unknown.
+        ValueError: if `along` is something else.
 
     Reference:
         II figure 6 (blocks) and figure 7 (repetitions).
     """
-    table = _group_table(frame, along)
+    check_choice("along", along, _PLACES)
+    frame = frame[frame["along"] == along]
+    metrics = [name for name in frame if name.removesuffix("_before") in _METRICS]
+    table = frames.keyed_values(frame, ("block",), metrics, carried=("images",), texts=("group",))
+    table["group"] = pd.Categorical(table["group"], _GROUPS)
+    # A group without images has no mean, whatever its rows contain.
+    table.loc[table["images"] == 0, metrics] = np.nan
     drawing = dataclasses.replace(DRAWINGS["borderline"], below=_PLACES[along])
     named = {}
     for group, split in itertools.product(_GROUPS, frames.order_splits(table["split"])):
@@ -360,28 +326,4 @@ def borderline(frame: Frame, along: Literal["blocks", "repetitions"] = "blocks")
         # A gap after each block ends its line.
         gap = table.assign(**dict.fromkeys(("place", *_METRICS), np.nan))
         table = pd.concat([before, table, gap]).sort_index(kind="stable")
-    title += frames.branch_scale(frame[frame["along"] == along])
-    return draw_table(table, drawing, title, named=named)
-
-
-def _group_table(frame, along):
-    """Returns the columns block, group, split, images and the metrics of the rows to draw."""
-    metrics = list(_METRICS)
-    if any(f"{metric}_before" in getattr(frame, "columns", ()) for metric in metrics):
-        metrics += [f"{metric}_before" for metric in metrics]
-    frames.require_columns(frame, ("along", "block", "group", "images", *metrics))
-    check_choice("along", along, _PLACES)
-    present = frame["along"].unique().tolist()
-    if along not in present:
-        raise ArgumentError(
-            "frame", f"have rows with along={along!r}", said=f"rows with along in {present!r}"
-        )
-    frame = frame[frame["along"] == along]
-    frames.refuse_others(frame, "group", _GROUPS)
-    table = frames.keyed_values(frame, ("block",), (*metrics, "images"), texts=("group",))
-    table["group"] = pd.Categorical(table["group"], _GROUPS)
-    table["images"] = frames.whole_numbers(table, "images")
-    # A group without images has no mean, whatever its rows contain.
-    table.loc[table["images"] == 0, metrics] = np.nan
-    frames.refuse_nothing(table, metrics)
-    return table
+    return draw_table(table, drawing, title + frames.branch_scale(frame), named=named)

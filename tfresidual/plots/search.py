@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual.definitions.arguments import ArgumentError, check_number
 from tfresidual.definitions.settings import EPSILON
 from tfresidual.plots import frames, style
 
@@ -14,11 +13,9 @@ if TYPE_CHECKING:
     from tfresidual.definitions.types import Figure, Frame
 
 _VALUES = ("measured_blocks", "scaled_distance", "mean_scaled_perturbation")
-_COLUMNS = ("trial", "status", "stage", "blocks", *_VALUES, "meets_rule")
 _DEVIATION = "scaled_distance_deviation"
 # The mean of the same network before training.
 _AS_BUILT = "mean_scaled_perturbation_as_built"
-_STATUSES = ("completed", "failed", "running")
 # The states in which a stage of a trial is drawn, in the order of the legend.
 _MEETS, _DOES_NOT, _NOT_MEASURED = "meets the rule", "does not", "not measured"
 _VERDICTS = {1.0: _MEETS, 0.0: _DOES_NOT}
@@ -57,18 +54,12 @@ def depth_search(frame: Frame, epsilon: float = EPSILON) -> Figure:
             `scaled_distance`, `mean_scaled_perturbation` and `meets_rule`, and optionally
             `scaled_distance_deviation`, drawn as error bars, `mean_scaled_perturbation_as_built`,
             and `found`, true in the rows of the trial that is the answer of the search.
-        epsilon: The largest mean scaled perturbation that meets the rule, a finite number over 0.
-
-    Raises:
-        ValueError: if a column is missing or holds invalid values, a status is unknown,
-            several rows describe the same trial and stage, several trials are found, the frame has
-            no rows, or `epsilon` is not a finite number over 0.
+        epsilon: The largest mean scaled perturbation that meets the rule, a number over 0.
 
     Reference:
         Hauser, "On Residual Networks Learning a Perturbation from Identity", 2019, section 2.3
         and figures 6 and 7.
     """
-    check_number("epsilon", epsilon, over=0)
     table = _search_table(frame)
     looks = style.stage_looks(sorted(set(table["stage"])))
     trials = int(table["trial"].max() - table["trial"].min()) + 1
@@ -86,39 +77,21 @@ def depth_search(frame: Frame, epsilon: float = EPSILON) -> Figure:
 
 def _search_table(frame):
     """Returns the values of a search frame to draw, with a column `state` for their look."""
-    frames.require_columns(frame, _COLUMNS)
-    optional = [column for column in (_DEVIATION, _AS_BUILT) if column in frame.columns]
+    optional = [column for column in (_DEVIATION, _AS_BUILT) if column in frame]
     columns = ("blocks", *_VALUES, *optional)
     carried = ("status", "meets_rule", "found")
     table = frames.keyed_values(frame, ("trial", "stage"), columns, carried=carried)
-    table["blocks"] = frames.whole_numbers(table, "blocks")
-    frames.refuse_others(table, "status", _STATUSES)
     verdicts = _truths(table, "meets_rule").map(_VERDICTS).fillna(_NOT_MEASURED)
     table["state"] = verdicts.where(table["status"] == "completed", table["status"])
     table["found"] = "found" in table and _truths(table, "found") == 1.0
-    found = sorted(set(table.loc[table["found"], "trial"]))
-    if len(found) > 1:
-        raise ArgumentError(
-            "frame",
-            "be true in the column `found` for one trial at most",
-            said=f"the trials {found!r}",
-        )
     for column in {_DEVIATION, _AS_BUILT} - {*optional}:
         table[column] = np.nan
     return table
 
 
 def _truths(table, column):
-    """Returns a column of bools as 1 and 0, NaN where empty; raises a `ValueError` on others."""
-    values = table[column].astype(object)
-    truths = values.map(lambda value: _TRUTHS.get(str(value), np.nan)).astype(float)
-    if (truths.isna() & values.notna()).any():
-        raise ArgumentError(
-            "frame",
-            f"hold True, False or nothing in the column `{column}`",
-            said=repr(values.unique().tolist()),
-        )
-    return truths
+    """Returns a column of bools, perhaps read from a CSV, as 1 and 0, NaN where empty."""
+    return table[column].astype(object).map(lambda value: _TRUTHS.get(str(value), np.nan))
 
 
 def _draw_rule_panel(axes, table, column, looks, epsilon):

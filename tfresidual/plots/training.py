@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.declarations import ZERO, Drawing, Line, Panel
 from tfresidual.plots import frames, style
 from tfresidual.plots.engine import draw_table, read
@@ -56,25 +55,16 @@ def iterative_inference(frame: Frame, stages: Iterable[int] | None = None) -> Fi
             `error`), and optionally `split`.
         stages: Stages to draw. Default: only the last stage.
 
-    Raises:
-        ValueError: if a column is missing, none of the values drawn is a finite number, a stage is
-            not in the frame, or several rows describe the same block, split and epoch.
-
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 18
         (shared blocks, batch norm unshared) and figure 19 (shared naively); the metrics of
         figures 5, 13 and 14.
     """
-    columns = getattr(frame, "columns", ())
-    if "error" in columns and "readout_error" not in columns:
+    if "readout_error" not in frame:
         frame = frame.rename(columns={"error": "readout_error"})
     table = read(frame, _OF_BLOCKS)
-    found = sorted(set(table["stage"]))
-    chosen = [found[-1]] if stages is None else list(frames.listed(stages, "stages", "stages"))
-    if not chosen or not set(chosen) <= set(found):
-        raise ArgumentError("stages", f"hold stages of `frame`: {found}", said=repr(chosen))
-    table = table[table["stage"].isin(chosen)]
-    frames.refuse_nothing(table, [panel.lines[0].column for panel in _OF_BLOCKS.panels])
+    shown = [table["stage"].max()] if stages is None else list(stages)
+    table = table[table["stage"].isin(shown)]
     return draw_table(table, _OF_BLOCKS)
 
 
@@ -92,21 +82,14 @@ def training_curves(history: Frame, metrics: Iterable[str] | None = None) -> Fig
             `learning_rate`. Keys with a slash (metrics per block) are not drawn.
         metrics: Names of the metrics to draw, without `val_`. Default: those with a `val_` twin;
             without validation, those with "accuracy" or "match" in their name.
-
-    Raises:
-        ValueError: if a column is missing or holds no finite number.
     """
-    if metrics is None:
-        frames.require_columns(history, ("epoch", "loss"), "history")
-        metrics = _default_metrics(history)
-    shown = ("loss", *frames.listed(metrics, "metrics", "names of metrics"))
-    frames.require_columns(history, ("epoch", *shown), "history")
-    epochs = frames.numbers(history, "epoch", "history")
+    shown = ("loss", *(_default_metrics(history) if metrics is None else metrics))
+    epochs = history["epoch"].to_numpy()
     columns = {
         "training": {name: name for name in shown},
         "validation": {name: f"val_{name}" for name in shown if f"val_{name}" in history.columns},
     }
-    parts = _by_split(history, {"epoch": epochs}, columns, "history")
+    parts = _by_split(history, {"epoch": epochs}, columns)
     drawing = Drawing(
         "Training",
         tuple(Panel(name.replace("_", " "), (Line(name),), "wide") for name in shown),
@@ -141,13 +124,13 @@ def training_curves(history: Frame, metrics: Iterable[str] | None = None) -> Fig
     return figure
 
 
-def _by_split(frame, keys, columns, name):
+def _by_split(frame, keys, columns):
     """Returns a table per split with the same names of the metrics, of the columns by metric."""
     return [
         pd.DataFrame(
             keys
             | {"split": split}
-            | {metric: frames.numbers(frame, column, name) for metric, column in named.items()}
+            | {metric: frames.finite(frame[column]) for metric, column in named.items()}
         )
         for split, named in columns.items()
         if named
@@ -169,7 +152,7 @@ def _rate_drops(history, epochs):
     column = next((name for name in ("learning_rate", "lr") if name in history.columns), None)
     if column is None:
         return []
-    rates = frames.numbers(history, column, "history")
+    rates = history[column].to_numpy()
     rows = np.flatnonzero(rates[1:] <= _DROP * rates[:-1]) + 1
     return [((epochs[row - 1] + epochs[row]) / 2, rates[row]) for row in rows]
 
@@ -204,21 +187,12 @@ def network_curves(
             with the columns `network`, `stage`, `block` and `state_norm`, and optionally `split`
             and `seed`; or `None`.
 
-    Raises:
-        ValueError: if a column is missing or holds no finite number, or if several rows describe
-            the same network, seed and epoch, or block.
-
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 8
         (with `propagation`) and figure 9 (with the metrics `"error"` and `"state_l1"`).
     """
-    metrics = frames.listed(metrics, "metrics", "columns")
-    if not metrics or len(set(metrics)) < len(metrics):
-        raise ArgumentError("metrics", "hold columns, each once", said=repr(metrics))
-    frames.require_columns(histories, ("network", "epoch", *metrics), "histories")
-    keys = _network_keys(histories)
-    keys["epoch"] = frames.whole_numbers(histories, "epoch", "histories")
-    frames.refuse_twice(pd.DataFrame(keys), ("network", "seed"), "histories", also=("epoch",))
+    metrics = list(metrics)
+    keys = _network_keys(histories) | {"epoch": histories["epoch"].to_numpy()}
     panels = [
         Panel(label, (Line(metric),), scale)
         for metric in metrics
@@ -229,7 +203,7 @@ def network_curves(
         "training": {name: f"train_{name}" if name in twins else name for name in metrics},
         "validation": {name: name for name in metrics if name in twins},
     }
-    parts = _by_split(histories, keys, columns, "histories")
+    parts = _by_split(histories, keys, columns)
     if propagation is not None:
         parts.append(_norm_table(propagation))
         label = "norm of the state after the block\nat initialization"
@@ -259,16 +233,13 @@ def _network_keys(frame):
 
 
 def _norm_table(propagation):
-    columns = ("network", "stage", "block", "state_norm")
-    frames.require_columns(propagation, columns, "propagation")
     table = pd.DataFrame(
         {
             **_network_keys(propagation),
             "split": frames.splits_of(propagation),
-            "stage": frames.whole_numbers(propagation, "stage", "propagation"),
-            "block": frames.whole_numbers(propagation, "block", "propagation"),
-            "state_norm": frames.numbers(propagation, "state_norm", "propagation"),
+            "stage": propagation["stage"].to_numpy(int),
+            "block": propagation["block"].to_numpy(int),
+            "state_norm": frames.finite(propagation["state_norm"]),
         }
     )
-    frames.refuse_twice(table, columns[:3], "propagation", also=("seed", "split"))
     return table.replace({"split": {"": "training", "train": "training"}})

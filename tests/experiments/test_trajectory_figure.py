@@ -6,9 +6,8 @@ Not covered: how it looks; that was judged by eye, on three seeds.
 import numpy as np
 import pandas as pd
 import pytest
+import trajectory_figure
 from plots.read_figures import draws, legend_texts, lines_with, metric_lines, points
-
-from tfresidual import plots
 
 BLOCKS, EXTRA = 4, 6
 SOLUTIONS = np.array([[1.0, 1.0], [-0.5, 2.0]])
@@ -71,7 +70,7 @@ def window(axes):
 @pytest.mark.parametrize("inputs", [1, 2])
 def test_estimates_of_each_row(inputs):
     tables = three(inputs)
-    grid = panels(plots.trajectories(**tables, solutions=SOLUTIONS[:inputs]))
+    grid = panels(trajectory_figure.trajectories(**tables, solutions=SOLUTIONS[:inputs]))
     for (above, middle, below), network in zip(grid.T, NETWORKS, strict=True):
         readout, dropped, repeated = (of(frame, network) for frame in tables.values())
         # After every block.
@@ -104,23 +103,9 @@ def courses(rows):
     return [dict(zip(path["z1"], path["z2"], strict=True)) for _, path in rows.groupby("input")]
 
 
-def test_words():
-    figure = plots.trajectories(**three(), solutions=SOLUTIONS[:1])
-    grid = panels(figure)
-    assert [axes.get_title() for axes in grid[0]] == list(NETWORKS)
-    assert [axes.get_ylabel().split("\n")[0] for axes in grid[:, 0]] == [
-        "early read-out",
-        "one block dropped",
-        "extra applications",
-    ]
-    assert [axes.get_xlabel() for axes in grid[2]] == ["ẑ₁"] * 3
-    ends = ["first block", "last block", "extra applications"]
-    assert legend_texts(figure) == ["input", "solution", *ends]
-
-
 def test_the_network_that_strays_furthest_is_cut_off_and_counted():
     tables = three()
-    grid = panels(plots.trajectories(**tables, solutions=SOLUTIONS[:1]))
+    grid = panels(trajectory_figure.trajectories(**tables, solutions=SOLUTIONS[:1]))
     for row in grid:
         assert len({window(axes) for axes in row}) == 1
         left, right, low, high = window(row[0])
@@ -146,7 +131,7 @@ def test_what_explodes_does_not_hide_the_rest():
     late = tables["repeated"]["step"] > BLOCKS + 2
     tables["repeated"].loc[late, ["z1", "z2"]] *= 1e9
     tables["repeated"].loc[tables["repeated"]["step"] > BLOCKS + 4, "z1"] = np.inf
-    grid = panels(plots.trajectories(**tables, solutions=SOLUTIONS[:1]))
+    grid = panels(trajectory_figure.trajectories(**tables, solutions=SOLUTIONS[:1]))
     assert np.ptp(grid[2][0].get_xlim()) <= 4 * np.ptp(grid[0][0].get_xlim())
     assert grid[2][2].texts[0].get_text() == f"4 of {EXTRA + 1} outside"
     draws(grid[0][0].figure)
@@ -154,21 +139,9 @@ def test_what_explodes_does_not_hide_the_rest():
 
 def test_one_network_without_a_name_and_without_solutions():
     tables = {key: of(frame, "ResNet").drop(columns="network") for key, frame in three(2).items()}
-    figure = plots.trajectories(**tables)
+    figure = trajectory_figure.trajectories(**tables)
     assert [axes.get_title() for axes in figure.axes] == [""] * 3
     assert "solution" not in legend_texts(figure)
     assert not any(len(axes.texts) for axes in figure.axes)
     draws(figure)
-    draws(plots.trajectories(**three(networks={"short": 1.0}, blocks=1)))
-
-
-def test_the_order_of_rows_does_not_matter_within_a_route():
-    tables = three(2)
-    shuffled = tables["readout"].sort_values("step", ascending=False, kind="stable")
-    first, second = (
-        panels(plots.trajectories(**tables | {"readout": frame}))
-        for frame in (tables["readout"], shuffled)
-    )
-    for one, other in zip(first[0], second[0], strict=True):
-        # Means of the same values in another order.
-        np.testing.assert_allclose(dots(one)[0], dots(other)[0], rtol=1e-12)
+    draws(trajectory_figure.trajectories(**three(networks={"short": 1.0}, blocks=1)))

@@ -1,7 +1,7 @@
 """Figures of many trained networks: how do coupling and convergence affect them?
 
-Every function here draws a frame of runs, one row per trained network. The columns `coupling` (0 to
-1) and `initialization` ("non-recurrent" or "recurrent") form the setting of a run. The optional
+Every function draws a frame of runs, one row per trained network. The columns `coupling` (0 to 1)
+and `initialization` ("non-recurrent" or "recurrent") form the setting of a run. The optional
 columns `lipschitz`, `anchor`, `kernel`, `gamma`, `first_block`, `width`, `dataset` and `seed`
 distinguish runs further. Faint dots are runs, and lines connect the means over the seeds. A run
 without a value has no dot and does not count in the mean.
@@ -11,10 +11,8 @@ Arguments name the columns whose values are distinguished: `hue` by colour, `das
 is not standard about a run, composed from `lipschitz`, `anchor`, `kernel`, `gamma` and
 `first_block` ("standard", "triangular kernel", "gamma = 0.1, coupled from block 5", ...).
 
-All raise a `ValueError` if a column is missing, none of the values is a finite number, a coupling
-or an initialization is unknown, a mean would mix runs of different networks, or several rows
-describe the same network and seed. The figures are those of "Iterative convergent computation is
-not a useful inductive bias for ResNets".
+All raise a `NothingError` if there is no number to draw. The figures are those of "Iterative
+convergent computation is not a useful inductive bias for ResNets".
 """
 
 from __future__ import annotations
@@ -26,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.declarations import Drawing, Line, Panel
-from tfresidual.plots import frames, style
+from tfresidual.plots import style
 from tfresidual.plots.engine import draw_table
 
 if TYPE_CHECKING:
@@ -48,8 +45,6 @@ _STANDARD = {
     "gamma": 1,
     "first_block": 0,
 }
-# Columns besides the setting in which networks may differ; runs that differ there have no mean.
-_SETTINGS = (*_STANDARD, "width", "dataset")
 _COUNTS = ("raw_parameters", "effective_parameters")
 _INDICES = ("convergence", "recurrence", "divergence")
 # The axis and the groups of figures over the settings.
@@ -62,17 +57,14 @@ _OF_RUNS: dict[str, Any] = {
 }
 
 
+class NothingError(ValueError):
+    """A table holds no number to draw, as the indices of networks no better than chance."""
+
+
 def indices_of_runs(
     frame: Frame, hue: str | None = "width", dash: str | None = None, panels: str | None = None
 ) -> Figure:
     """Draws the convergence, recurrence and divergence index over the coupling.
-
-    Args:
-        frame: Frame of runs with the columns `convergence`, `recurrence` and `divergence` (means
-            over the stages).
-        hue: Column whose values get different colours, or `None`.
-        dash: The same for line styles.
-        panels: Column whose values get one row of panels each, or `None`.
 
     Reference:
         Figure 3a; for runs with `lipschitz`, figure 4a (`anchor` "previous") and figure 11
@@ -109,29 +101,20 @@ def error_of_runs(
 ) -> Figure:
     """Draws the error over the coupling.
 
-    Args:
-        frame: Frame of runs with the errors.
-        hue: Column whose values get different colours, or `None`.
-        dash: The same for line styles.
-        panels: Column whose values get one panel each, or `None`.
-        errors: Columns of errors, each in its own panels: `"error"`, `"train_error"` or both.
-        share_y: Whether all panels have the same value axis, so that heights can be compared.
-
     Reference:
         Figures 3b (`panels="dataset"`) and 13, and 4b and 12 for runs with `lipschitz`; figures 8a,
         b and c with `errors=("train_error", "error")` and `dash="gamma"`, `"kernel"` or
         `"first_block"`.
     """
     titles = {"error": "held-out images", "train_error": "training images"}
-    chosen = _chosen(errors, "errors", "columns", titles, "'error', 'train_error' or both")
-    table = _run_table(frame, chosen, hue, dash, panels)
-    label = "error on training images" if chosen == ("train_error",) else "error"
-    is_alone = len(chosen) == 1
+    table = _run_table(frame, errors, hue, dash, panels)
+    label = "error on training images" if errors == ("train_error",) else "error"
+    is_alone = len(errors) == 1
     drawing = Drawing(
         "Errors of the runs",
         tuple(
             Panel(label, (Line(one, mark="means"),), "share", title="" if is_alone else titles[one])
-            for one in chosen
+            for one in errors
         ),
         rows=(),
         columns=("level", "panel"),
@@ -144,12 +127,6 @@ def error_of_runs(
 
 def deviation_of_runs(frame: Frame, hue: str | None = "width", dash: str | None = None) -> Figure:
     """Draws how far weights deviate from the mean of their stage, over the coupling.
-
-    Args:
-        frame: Frame of runs with the column `deviation` (mean absolute deviation in standard
-            deviations of the stage's weights).
-        hue: Column whose values get different colours, or `None`.
-        dash: The same for line styles.
 
     Reference:
         Figure 7c.
@@ -173,17 +150,9 @@ def error_against_indices(
     A line per hue connects the means of its settings, from coupling 0 to 1; the marker of a mean
     shows the setting.
 
-    Args:
-        frame: Frame of runs with the columns `error` and the indices (means over the stages).
-        hue: Column whose values get different colours, or `None`; with `"width"`, networks of one
-            colour have the same number of parameters.
-        indices: The indices to draw, from `"convergence"`, `"recurrence"` and `"divergence"`.
-
     Reference:
         Figure 3c, and figure 2c for the runs of one setting.
     """
-    words = "'convergence', 'recurrence' or 'divergence'"
-    indices = _chosen(indices, "indices", "indices", _INDICES, words)
     table = _run_table(frame, ("error", *indices), hue, each=True)
     panels = tuple(
         Panel(
@@ -213,23 +182,11 @@ def parameter_efficiency(frame: Frame, dash: str | None = None) -> Figure:
     widths, from narrow to wide. A dotted line marks where the effective number equals the raw one.
     The axes of parameters are logarithmic.
 
-    Args:
-        frame: Frame of runs with the columns `width`, `raw_parameters`, `effective_parameters`
-            (both over 0) and `error`.
-        dash: Column whose values get different line styles, `"variation"`, or `None`.
-
     Reference:
         Figures 7a and b; with `dash="variation"` figure 9.
     """
     raw, effective = _COUNTS
     table = _run_table(frame, (raw, effective, "error"), hue="width", dash=dash, each=True)
-    for column in _COUNTS:
-        if (table[column] <= 0).any():
-            raise ArgumentError(
-                "frame",
-                f"hold positive numbers in the column `{column}`",
-                said=f"{table[column].min():g}",
-            )
     drawing = Drawing(
         "Parameter efficiency",
         tuple(
@@ -263,22 +220,9 @@ def parameter_efficiency(frame: Frame, dash: str | None = None) -> Figure:
     return figure
 
 
-def _chosen(values, name, what, known, words):
-    """Returns a list argument whose entries must be known, each at most once."""
-    values = frames.listed(values, name, what)
-    if not values or len(set(values)) < len(values) or not set(values) <= set(known):
-        raise ArgumentError(name, f"hold {words}, each at most once", said=repr(values))
-    return values
-
-
 def _run_table(frame, columns, hue=None, dash=None, panels=None, each=False):
     """Returns the values of runs, sorted by the names of `setting`, `hue`, `dash` and `level`."""
     named = {"hue": hue, "dash": dash, "level": panels}
-    for key, name in (("hue", hue), ("dash", dash), ("panels", panels)):
-        if name is not None and not isinstance(name, str):
-            raise ArgumentError(key, "be the name of a column, or None", said=repr(name))
-    own = [name for name in named.values() if name not in (None, _VARIATION)]
-    frames.require_columns(frame, ("coupling", "initialization", *columns, *own))
     for column, value in _STANDARD.items():
         # What a run leaves empty is standard.
         if value is not None and column in frame.columns and frame[column].isna().any():
@@ -286,25 +230,21 @@ def _run_table(frame, columns, hue=None, dash=None, panels=None, each=False):
             frame = frame.assign(**{column: filled.infer_objects()})
     table = {"setting": _settings(frame)}
     table |= {key: _levels(frame, name) for key, name in named.items()}
-    table |= {column: frames.numbers_or_gaps(frame, column) for column in columns}
+    table |= {name: _finite(frame[name]) for name in columns}
     table = pd.DataFrame(table)
-    for needed in ([column] for column in columns) if each else (columns,):
-        frames.refuse_nothing(table, needed)
-    _refuse_mixtures(frame, table, set(named.values()))
+    empty = table[list(columns)].isna().all()
+    if empty.any() if each else empty.all():
+        raise NothingError(f"no number in {', '.join(columns)}")
     return table.sort_values(["level", "dash", "hue", "setting"], kind="stable", ignore_index=True)
+
+
+def _finite(values):
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _settings(frame):
     """Returns the settings of runs, ordered by coupling, then non-recurrent first."""
-    couplings = frames.numbers(frame, "coupling")
-    if not ((couplings >= 0) & (couplings <= 1)).all():
-        raise ArgumentError(
-            "frame",
-            "hold numbers from 0 to 1 in the column `coupling`",
-            said=f"{frame['coupling'].unique().tolist()!r}",
-        )
-    frames.refuse_others(frame, "initialization", _INITIALIZATIONS)
-    pairs = list(zip(couplings, frame["initialization"], strict=True))
+    pairs = list(zip(frame["coupling"], frame["initialization"], strict=True))
     names = {
         pair: f"{pair[0]:g} ({_INITIALIZATIONS[pair[1]]})"
         for pair in sorted(set(pairs), key=lambda pair: (pair[0], pair[1] == "recurrent"))
@@ -368,31 +308,3 @@ def _variations(frame):
         or _NOTHING_VARIED
         for row in frame[present].to_dict("records")
     ]
-
-
-def _refuse_mixtures(frame, table, named):
-    """Raises a `ValueError` if a group holds different networks, or several runs of one seed."""
-    if _VARIATION in named and _VARIATION not in frame.columns:
-        named = {*named, *_STANDARD}
-    groups = table.groupby(["setting", "hue", "dash", "level"], observed=True).indices
-    for group, rows in groups.items():
-        here = frame.iloc[rows]
-        place = ", ".join(filter(None, group))
-        for column in _SETTINGS:
-            if column in frame.columns and column not in named:
-                values = here[column].unique().tolist()
-                if len(values) > 1:
-                    raise ArgumentError(
-                        "frame",
-                        f"not mix networks with different `{column}` in a mean over runs; select "
-                        "some of them, or let an argument of the figure distinguish them",
-                        said=f"{column}={values!r} for {place}",
-                    )
-        if "seed" in frame.columns and here["seed"].duplicated().any():
-            seed = here.loc[here["seed"].duplicated(), "seed"].iloc[0]
-            raise ArgumentError(
-                "frame",
-                "have one row per network and seed; select rows, or let an argument of the figure "
-                "distinguish them",
-                said=f"several rows for {place}, seed={seed}",
-            )

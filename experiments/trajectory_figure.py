@@ -8,14 +8,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.plots import frames, style
+from tfresidual.plots import style
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import ArrayLike, Figure, Frame
 
 _ROWS = ("early read-out", "one block dropped", "extra applications")
-_COLUMNS = ("route", "input", "x1", "x2", "step", "z1", "z2")
 # Margin around the points of a panel, as a share of the width of their square.
 _MARGIN = 0.08
 
@@ -43,28 +41,17 @@ def trajectories(
         repeated: The same, for the route that repeats the last block.
         solutions: Array `(inputs, 2)`, the right answers, or `None`.
 
-    Raises:
-        ValueError: if a column is missing or holds no finite number, the frames differ in their
-            networks or inputs, several rows describe the same step, or `solutions` does not fit.
-
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figure 1.
     """
-    given = {"readout": readout, "dropped": dropped, "repeated": repeated}
-    tables = {name: _points(frame, name) for name, frame in given.items()}
+    tables = {
+        "readout": _points(readout),
+        "dropped": _points(dropped),
+        "repeated": _points(repeated),
+    }
     networks = list(dict.fromkeys(tables["readout"]["network"]))
     inputs = tables["readout"].groupby("input")[["x1", "x2"]].first()
-    for name, table in tables.items():
-        same = set(table["network"]) == set(networks) and set(table["input"]) == set(inputs.index)
-        if not same:
-            raise ArgumentError(
-                tuple(tables),
-                "have the same networks and inputs",
-                said=f"{name} with the networks {sorted(set(table['network']))} and "
-                f"{table['input'].nunique()} inputs",
-            )
-    if solutions is not None:
-        solutions = _checked_solutions(solutions, len(inputs))
+    solutions = None if solutions is None else np.asarray(solutions)
     drawn = {
         (row, network): _drawn(row, network, tables)
         for row in range(len(_ROWS))
@@ -97,33 +84,13 @@ def trajectories(
     return figure
 
 
-def _points(frame, name):
-    """Returns the checked table of a frame, in which routes are numbered."""
-    frames.require_columns(frame, _COLUMNS, name)
-    networks = frame["network"] if "network" in frame.columns else [""] * len(frame)
-    table = pd.DataFrame({"network": np.asarray(networks, dtype=object)})
-    table["route"] = pd.factorize(frame["route"])[0]
-    for key in ("input", "step"):
-        table[key] = frames.whole_numbers(frame, key, name)
-    for column in ("x1", "x2", "z1", "z2"):
-        table[column] = frames.numbers_or_gaps(frame, column, name)
-    frames.refuse_nothing(table, ("z1", "z2"), name)
-    frames.refuse_twice(table, ("route", "input", "step"), name, also=("network",))
+def _points(frame):
+    """Returns the table of a frame, in which routes are numbered."""
+    frame = frame.reset_index(drop=True)
+    networks = frame["network"].astype(object) if "network" in frame else ""
+    table = frame.assign(network=networks, route=pd.factorize(frame["route"])[0])
+    table[["z1", "z2"]] = table[["z1", "z2"]].replace([np.inf, -np.inf], np.nan)
     return table.sort_values(["route", "input", "step"], ignore_index=True)
-
-
-def _checked_solutions(solutions, count):
-    try:
-        solutions = np.asarray(solutions, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError("solutions", "be numbers, or None", solutions) from error
-    if solutions.shape != (count, 2) or not np.isfinite(solutions).all():
-        raise ArgumentError(
-            "solutions",
-            f"be finite numbers of shape ({count}, 2), one row per input",
-            solutions.tolist(),
-        )
-    return solutions
 
 
 def _of(table, network):
