@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import math
+import re
 import types
 import warnings
 from typing import TYPE_CHECKING
@@ -19,13 +21,10 @@ from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.definitions.arguments import ArgumentError, check_int
 from tfresidual.definitions.declarations import PROBES
 from tfresidual.definitions.warning import warn
-from tfresidual.machine.settings import settings_of
 from tfresidual.probes.guessing import AT_CHANCE
 from tfresidual.probes.logs import block_logs, log_key, published_places
 from tfresidual.probes.measure import takes_any_labels
-from tfresidual.routing.agreement import DisagreementError
 from tfresidual.routing.batches import batches_of, check_data, first_batch, labels_of, splits_of
-from tfresidual.routing.chain import change_of
 from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.images import check_images, sliced
 from tfresidual.routing.labels import check_prepared
@@ -102,12 +101,11 @@ def use_blocks(
 def chain_in_training(model):
     """Returns the chain of a model, the same one for all callbacks of its training.
 
-    It is made again when the model was compiled again, or changed in more than its weights.
+    It is made again when the model was compiled again, or its configuration, its variables or its
+    dtype policies are others.
     """
-    # Keras makes the tracker in every `compile`.
-    probed, state = _probed(model), (getattr(model, "_loss_tracker", None), settings_of([model]))
-    is_old = probed.chain is None or probed.state != state
-    if is_old or change_of(probed.chain) is not None:
+    probed, state = _probed(model), _state_of(model)
+    if probed.chain is None or probed.state != state:
         probed.chain, probed.state = sources.chain(model, **probed.options), state
         if any(OPENS_WITH_INPUTS in note for note in probed.chain.notes):
             warn(
@@ -119,9 +117,24 @@ def chain_in_training(model):
     return probed.chain
 
 
-def forget_chain(model):
-    """Has the chain of a model made again when it is needed next."""
-    _probed(model).chain = None
+def _state_of(model):
+    """Returns what is equal as long as the chain of a model is the same."""
+    flat = list(model._flatten_layers())
+    configs = []
+    with warnings.catch_warnings():
+        # Keras warns that a lambda cannot be loaded safely.
+        warnings.simplefilter("ignore")
+        for layer in flat:
+            # A layer of one's own need not have a configuration.
+            with contextlib.suppress(NotImplementedError):
+                configs.append(re.sub(" at 0x[0-9a-f]+", "", repr(layer.get_config())))
+    return (
+        # Keras makes it in every `compile`.
+        getattr(model, "_loss_tracker", None),
+        hashlib.sha256("".join(configs).encode()).hexdigest(),
+        [(id(one), tuple(one.shape), one.trainable) for one in model.weights],
+        [layer.dtype_policy.name for layer in flat],
+    )
 
 
 def options_in_training(model):
@@ -203,8 +216,6 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         self._keys: list[str] = []
         self._first: dict[str | None, Any] | None = None
         self._is_tried, self._has_begun, self._has_ended = True, False, False
-        # Whether a new chain failed like the one before it.
-        self._is_hopeless = False
 
     def probe(self, chain: Chain) -> dict[str, float]:
         """Runs the probe and returns a dict of floats by log key."""
@@ -254,7 +265,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._chain, self.frames, self.warned_of = None, {}, set()
-        self._has_ended = self._is_hopeless = False
+        self._has_ended = False
         epochs = (self.params or {}).get("epochs")
         self._has_begun = False
         self._is_tried = not epochs or epochs >= self.every
@@ -297,23 +308,8 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         logs.update(dict.fromkeys(self._keys, math.nan))
         if (epoch + 1) % self.every == 0:
             with self.going_on("its numbers of this epoch"):
-                logs.update(self._probed_again())
-
-    def _probed_again(self):
-        """Runs the probe on the model as it is now; returns what `probe` does."""
-        self._chain = chain_in_training(self.model)
-        try:
-            return self._quietly(self._chain)
-        except DisagreementError:
-            if self._is_hopeless:
-                raise
-            # Something may have changed that the chain does not show.
-            self.frames, self._is_hopeless = {}, True
-            forget_chain(self.model)
-            self._chain = chain_in_training(self.model)
-            numbers = self._quietly(self._chain)
-            self._is_hopeless = False
-            return numbers
+                self._chain = chain_in_training(self.model)
+                logs.update(self._quietly(self._chain))
 
     def _quietly(self, chain):
         """Runs the probe; at the start of a training, every network is at chance."""
@@ -345,27 +341,20 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
                     few[split] = few[split][:1]
         warn_of_earlier(self, ProbeCallback, self.keys(chain))
         if few and self._is_tried:
-            chain = self._tried(few)
+            self._try(chain, few)
         self._chain, self._keys, self._first = chain, self.keys(chain), None
 
-    def _tried(self, few):
-        """Runs the probe on a few images, or else on all; returns the chain of which it can be."""
+    def _try(self, chain, few):
+        """Runs the probe on a few images, or on all where it cannot be run on so few."""
         data = self.data
-        few = few.get(None, few)
-        for attempt, part in enumerate([few, few, data]):
-            self.data = part
-            try:
-                self._quietly(chain := chain_in_training(self.model))
-                return chain
-            except Exception:
-                # Something may have changed that the chain does not show, or that a few images do
-                # not.
-                if attempt == 2:
-                    raise
-                if attempt == 0:
-                    forget_chain(self.model)
-            finally:
-                self.data, self.frames = data, {}
+        try:
+            self.data = few.get(None, few)
+            self._quietly(chain)
+        except ValueError:
+            self.data = data
+            self._quietly(chain)
+        finally:
+            self.data, self.frames = data, {}
 
     def _check_labels(self, chain, images, labels, all_labels):
         """Checks the labels of some images, and all labels that have been read already."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import types
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from tfresidual.definitions.arguments import ArgumentError, check_bool
-from tfresidual.machine.settings import read_by
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.labels import check_prepared
@@ -41,11 +42,9 @@ def measure(
 ) -> Frame:
     """Measures values per image and block and puts them into a frame.
 
-    The function is compiled once per chain and shape of the images, and again if one of other code
-    is given under its name, or if its arguments or values that it reads around it have changed.
-    What it reads of objects of Keras, TensorFlow and the like is read once, when it is compiled.
-    Results are averaged over images, with the sample weights of the data, if it has some, in
-    float64.
+    A function of a module, or a `functools.partial` of one with hashable arguments, is compiled
+    once per chain and shape of the images; other functions are compiled in every call. Results are
+    averaged over images, with the sample weights of the data, if it has some, in float64.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -79,7 +78,7 @@ def measure(
     check_bool("per_position", per_position)
     check_bool("progress", progress)
     check_blocks(chain)
-    check, told = None, read_by(function, left_out=chain)
+    check, key = None, _key(function, chain)
     if with_labels and takes_any_labels(chain):
 
         def check(images, labels):
@@ -91,7 +90,7 @@ def measure(
     frames = {}
     for split, part in splits_of(data).items():
         values = run_over(
-            chain, name, function, part, progress, None, check, with_labels, plain, told=told
+            chain, name, function, part, progress, None, check, with_labels, plain, key=key
         )
         masks = masks_of(values)
         for mask in masks:
@@ -120,6 +119,22 @@ def measure(
             },
         )
     return joined_splits(frames)
+
+
+def _key(function, chain):
+    """Returns what is equal for functions that compute the same, `None` if that is not known."""
+    parts = []
+    if isinstance(function, functools.partial):
+        given = (*function.args, *itertools.chain.from_iterable(sorted(function.keywords.items())))
+        parts = ["chain" if one is chain else (type(one), one) for one in given]
+        function = function.func
+    if not isinstance(function, types.FunctionType) or "<locals>" in function.__qualname__:
+        return None
+    try:
+        hash(tuple(parts))
+    except TypeError:
+        return None
+    return function, *parts
 
 
 def _check_shapes(values, shape):

@@ -273,7 +273,7 @@ def run_over(
     with_labels=True,
     plain=None,
     with_losses=True,
-    told=(),
+    key=(),
 ):
     """Applies a function of a chain to every batch and concatenates the values of the images.
 
@@ -293,7 +293,8 @@ def run_over(
         plain: a faster `function(images, labels)`, or `None`. It also returns a mask under
             `IN_RANGE`; from the first batch on in which an image is not, `function` is used.
         with_losses: whether a function that reads the labels computes the loss of each image.
-        told: what tells functions of one name apart, the other part of the key.
+        key: what tells functions of one name apart, the other part of the key; `None` for a
+            function that is not kept.
 
     Returns:
         A dict of arrays whose first axis is the image, with the weights under `WEIGHTS`.
@@ -305,7 +306,7 @@ def run_over(
     if chain.prepare is not None:
         chain.prepare()
     batches, count = batches_of(data, chain, with_labels)
-    parts, shapes = [], set()
+    parts, shapes, kept = [], set(), {} if key is None else chain.compiled
     if at_once is not None:
         batches, count = rebatched(batches, at_once), None
     with progress_bar(name if progress else None, count) as advance:
@@ -318,11 +319,11 @@ def run_over(
                 check(images, labels)
             found = None
             if plain is not None:
-                found = _found(chain, (f"{name}, plain", told), plain, images, labels)
+                found = _found(chain, kept, (f"{name}, plain", key), plain, images, labels)
                 if not found.pop(IN_RANGE).numpy().all():
                     found, plain = None, None
             if found is None:
-                found = _found(chain, (name, told), function, images, labels)
+                found = _found(chain, kept, (name, key), function, images, labels)
             parts.append(found | {WEIGHTS: weights})
             advance(1)
     if not parts:
@@ -565,11 +566,11 @@ def _parts(batch):
     return keras.utils.unpack_x_y_sample_weight(batch)
 
 
-def _found(chain, key, function, images, labels):
+def _found(chain, kept, key, function, images, labels):
     """Returns what a function that is compiled once says of a batch."""
     devices, signature = devices_of(chain), [spec_of(images), spec_of(labels)]
     key = (*key, *key_of(signature))
-    if key not in chain.compiled:
-        chain.compiled[key] = devices.compiled(function, signature)
-    found = chain.compiled[key](*map(devices.split, (images, labels)))
+    if key not in kept:
+        kept[key] = devices.compiled(function, signature)
+    found = kept[key](*map(devices.split, (images, labels)))
     return devices.joined(found, len(labels))

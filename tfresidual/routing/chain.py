@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from keras import ops
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.routing.agreement import sample_images
 
 if TYPE_CHECKING:
     import keras
@@ -184,8 +183,9 @@ class Chain:
         context: the function `images -> context`, a dict of tensors with a leading axis of images;
             `None` if blocks read nothing but the state. Under the name `VALID_POSITIONS`, it may
             hold which positions of the states are not padding, bool, `(images, positions)`.
-        made_of: what the chain was made of, with a method `change(loss, call)` that returns in
-            words what has changed since, which probes refuse; `None` if that is not known.
+        variables: tuple of all variables of the network's layers, also those that are not learned;
+            empty if they are not known.
+        is_compiled: whether the loss is that of `compile`, or known otherwise.
         outputs_at_positions: whether outputs `(images, positions, classes)` are those of the
             positions of the last state, in their order. If not, padding of the states says nothing
             about labels.
@@ -214,7 +214,8 @@ class Chain:
     outputs_at_positions: bool = True
     input_dtype: Any = "float32"
     arrangement: Arrangement | None = dataclasses.field(default=None, repr=False, compare=False)
-    made_of: Any = dataclasses.field(default=None, repr=False, compare=False)
+    variables: tuple[keras.Variable, ...] = dataclasses.field(default=(), repr=False, compare=False)
+    is_compiled: bool = dataclasses.field(default=True, repr=False, compare=False)
     strategy: tf.distribute.MirroredStrategy | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
@@ -346,7 +347,7 @@ class Chain:
             lines += [line, *map("    {}".format, _overview(stage))]
         lines += [f"  note: {note}" for note in self.notes]
         is_told = any("`compile`" in note for note in self.notes)
-        if self.made_of is not None and not self.made_of.is_compiled and not is_told:
+        if not self.is_compiled and not is_told:
             lines.append("  note: not compiled; probes take the cross-entropy of its outputs")
         return "\n".join(lines)
 
@@ -362,10 +363,7 @@ def _block_within(block, context):
 
 
 def known_chain(chain):
-    """Returns a `Chain`, or raises a `ValueError`.
-
-    Whether its model has changed since takes long to find out; that is asked where it is run.
-    """
+    """Returns a `Chain`, or raises a `ValueError`."""
     if not isinstance(chain, Chain):
         raise ArgumentError(
             "chain",
@@ -373,27 +371,6 @@ def known_chain(chain):
             said=f"chain={chain!r} of type {type(chain).__name__}",
         )
     return chain
-
-
-def checked_chain(chain):
-    """Returns a `Chain` of a model that has not changed since, or raises a `ValueError`."""
-    change = change_of(known_chain(chain))
-    if change is not None:
-        raise ArgumentError(
-            "chain",
-            "have been made of the model as it is now: the model has changed, make another chain",
-            said=f"a chain of {chain.name}, where what changed is: {change}",
-        )
-    return chain
-
-
-def change_of(chain, *, reads_loss=True):
-    """Returns in words what has changed in the model of a chain, or its loss; else `None`."""
-    if chain.made_of is None:
-        return None
-    # The network itself may count its calls, for example.
-    call = None if chain.reference is None else functools.partial(sample_images, chain)
-    return chain.made_of.change(chain.loss if reads_loss else None, call)
 
 
 def plural(count, noun):

@@ -99,7 +99,7 @@ def devices_of(chain: Chain) -> OneDevice | Replicas:
     """Returns the devices of the strategy of a chain, or those of TensorFlow if it has none."""
     if chain.strategy is None:
         return OneDevice()
-    return Replicas(chain.strategy, getattr(chain.made_of, "weights", ()))
+    return Replicas(chain.strategy, chain.variables)
 
 
 def checked_strategy(strategy: Any) -> tf.distribute.MirroredStrategy | None:

@@ -19,7 +19,7 @@ from tfresidual.machine.compiled import concrete
 from tfresidual.machine.console import progress_bar
 from tfresidual.routing.agreement import COMPARED, check_agreement, check_losses
 from tfresidual.routing.batches import batches_of, no_images, rebatched
-from tfresidual.routing.chain import checked_chain
+from tfresidual.routing.chain import known_chain
 from tfresidual.routing.devices import devices_of
 from tfresidual.routing.images import check_images, key_of, known_kernels, sliced, spec_of
 from tfresidual.routing.labels import check_per_position, check_prepared
@@ -144,7 +144,7 @@ def evaluate(
             `memory_limit` is too low for one image, or the outputs of the unperturbed route differ
             from those of the network by more than rounding.
     """
-    chain = checked_chain(chain)
+    chain = known_chain(chain)
     check_scored(chain)
     check_memory_limit(memory_limit)
     check_bool("with_outputs", with_outputs)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfresidual.definitions.arguments import ArgumentError, check_int, is_int, is_number
 from tfresidual.definitions.settings import MOST_TIMES
-from tfresidual.routing.chain import Stage, checked_chain, known_chain, multiplied, plural
+from tfresidual.routing.chain import Stage, known_chain, multiplied, plural
 
 if TYPE_CHECKING:
     from tfresidual.routing.chain import Chain
@@ -248,7 +248,7 @@ def follow(chain: Chain, route: Route) -> Chain:
 
     It has the same stem, transitions and head, and no reference.
     """
-    chain = checked_chain(chain)
+    chain = known_chain(chain)
     checked_routes(chain, [route], "route")
     stages = [
         Stage(

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfresidual.definitions.arguments import ArgumentError, check_bool
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
-from tfresidual.routing.chain import OUTPUT_KINDS, Block, Chain, Stage, checked_chain
+from tfresidual.routing.chain import OUTPUT_KINDS, Block, Chain, Stage
 from tfresidual.routing.devices import checked_strategy, known_strategy
 from tfresidual.routing.losses import loss_of, note_of_loss, noted
 from tfresidual.sources.calls import SharedCalls
@@ -23,7 +23,6 @@ from tfresidual.sources.graph import has_graph, reference_of
 from tfresidual.sources.keras_file import NOT_COMPILED, model_in
 from tfresidual.sources.keras_models import chain_of_model
 from tfresidual.sources.one_output import arrangement_of
-from tfresidual.sources.origin import Origin
 from tfresidual.sources.outputs import kind_of, outputs_of
 from tfresidual.sources.padding import LEAVES_NO_LABEL
 from tfresidual.sources.saved_model.reader import saved_model_chain
@@ -191,7 +190,7 @@ def _chain_of(source, options):
             said=f"{', '.join(given)} for source={source!r}",
         )
     if isinstance(source, Chain):
-        return checked_chain(source)
+        return source
     if isinstance(source, (str, os.PathLike)):
         found = saved_model_chain(path)
         return dataclasses.replace(found, strategy=known_strategy(tf.distribute.get_strategy()))
@@ -220,13 +219,12 @@ def _of_residual_network(network):
             blocks.append(Block(index, place, keeps_shape, **parts, variables=tuple(unit.weights)))
         stages.append(Stage(index, tuple(blocks), transition and _sequence([transition])))
     kind = kind_of(network.layers[-1])
-    losses = loss_of(network, kind)
     return Chain(
         name=network.name,
         stem=_sequence(stem),
         stages=tuple(stages),
         head=_sequence(head),
-        loss=losses,
+        loss=loss_of(network, kind),
         input_shape=network.input_shape[1:],
         outputs=outputs_of(network, kind),
         weights=network.learned_variables(),
@@ -234,7 +232,8 @@ def _of_residual_network(network):
         reference=reference_of(network),
         called=calls.called,
         notes=note_of_loss(network, kind),
-        made_of=Origin(network, losses),
+        variables=tuple(network.weights),
+        is_compiled=network.compiled,
         arrangement=arrangement_of(network),
     )
 

@@ -22,7 +22,6 @@ from tfresidual.sources.blocks import is_unit, other_anchor, shortcut_of_unit
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.graph import described, path_to, replay
 from tfresidual.sources.one_output import arrangement_of
-from tfresidual.sources.origin import Origin
 from tfresidual.sources.outputs import (
     is_guessed,
     kind_of_graph,
@@ -69,13 +68,12 @@ def chain_of_division(model, division, declared, reference, notes=()):
     kind, has_rows = kind_of_graph(whole), len(whole.output.shape) in (2, 3)
     if has_rows and is_guessed(model, kind):
         notes = (GUESSED + _WHY_GUESSED.format(whole.output.shape[-1]), *notes)
-    losses = loss_of(model, kind)
     chain = Chain(
         name=model.name,
         stem=_stem(whole, found[0].before.tensor, dtype),
         stages=_stages(parts, found, axis, dtype),
         head=parts.between(found[-1].after, division.trunk[-1]),
-        loss=losses,
+        loss=loss_of(model, kind),
         input_shape=shapes,
         input_dtype=dtypes,
         outputs=outputs_of(model, kind) if has_rows else "values",
@@ -86,7 +84,8 @@ def chain_of_division(model, division, declared, reference, notes=()):
         context=context.function,
         outputs_at_positions=division.outputs_at_positions,
         called=parts.calls.called,
-        made_of=Origin(model, losses),
+        variables=tuple(model.weights),
+        is_compiled=model.compiled,
         arrangement=arrangement_of(model),
     )
     context.check(model, sample_images(chain) if context.shared else None)

@@ -25,7 +25,6 @@ from tfresidual.sources.notes import (
 )
 from tfresidual.sources.one_output import OneOutput, arrangement_of, with_output
 from tfresidual.sources.operations import chooser, may_hide
-from tfresidual.sources.origin import Origin
 from tfresidual.sources.padding import check_padding, with_padding
 from tfresidual.sources.recording import (
     check_inputs,
@@ -76,7 +75,8 @@ def chain_of_model(model, blocks=None, expand_nested=None, inputs=None, padding=
         return dataclasses.replace(
             chain,
             arrangement=arrangement,
-            made_of=Origin(model, chain.loss),
+            variables=tuple(model.weights),
+            is_compiled=model.compiled,
             notes=chain.notes if model.loss is None else (*chain.notes, *note_of_loss(model, None)),
         )
     if blocks is not None and expand_nested is not None:
