@@ -67,10 +67,6 @@ def test_a_name_is_one_network_in_all_entries(size):
     assert len(networks) >= 40
 
 
-def test_all_sizes_are_kept_or_made_anew():
-    assert {*catalogue.KEPT, "smoke", "paper"} == set(papers.SIZES)
-
-
 @pytest.mark.nightly
 def test_untrained_networks_are_those_of_the_size_trained(tmp_path):
     """Without what is read from the log of a training, and with statistics of images."""
@@ -155,11 +151,6 @@ def test_every_name_is_that_of_one_entry():
     assert len(names) == len(set(names))
 
 
-def test_an_entry_that_does_not_exist_at_a_size():
-    with pytest.raises(catalogue.MissingError, match="no networks at size small"):
-        catalogue.ENTRIES["II-10"].pictures({}, "small")
-
-
 def test_networks_no_better_than_chance():
     """After an epoch at the smallest size they have no indices; the other entries are drawn."""
     frames = random("IC", "smoke")
@@ -170,21 +161,8 @@ def test_networks_no_better_than_chance():
             catalogue.ENTRIES[name].pictures(frames, "smoke")
 
 
-def test_every_statement_says_what_its_effect_is():
-    for statement in catalogue.STATEMENTS.values():
-        assert statement.effect and len(statement.says.split()) < 17, statement.id
-        assert catalogue.ENTRIES[statement.entry].paper == statement.paper
-
-
 def test_every_figure_and_table_has_an_entry():
     assert {name for one in catalogue.ENTRIES.values() for name in (one.id, *one.also)} == DRAWN
-
-
-def test_an_id_is_given_once():
-    with pytest.raises(ValueError, match=r"Argument `id` must be new. Received: id='II-2'"):
-        catalogue.entry("II-2", "Again?", lambda size: [], [])(lambda frames: None)
-    with pytest.raises(ValueError, match=r"`entry` the id of an entry. Received: .*'II-99'"):
-        catalogue.statement("II-99a", "II-99", "", "", "")(lambda frames: [])
 
 
 def random(paper, size="small"):
@@ -225,45 +203,6 @@ def test_every_entry_is_drawn(paper):
         # Frames of other columns than those of networks.
         if one.id not in ("IC-1", "PI-M"):
             assert one.pictures(frames, "smoke"), one.id
-
-
-def test_the_list_says_what_decided_a_statement(monkeypatch, capsys, tmp_path):
-    for name, frame in random("PI", "smoke").items():
-        path = catalogue.kept_frames("smoke", "PI", tmp_path) / f"{name}.csv"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        frame.to_csv(path, index=False)
-    monkeypatch.setattr(sys, "argv", ["papers.py", "list", "--out", str(tmp_path)])
-    papers.main()
-    lines = capsys.readouterr().out.splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("PI-1 "))
-    assert re.fullmatch(r"PI-1 +frames kept +.*\?", lines[first])
-    assert re.fullmatch(f" +PI-1 +({'|'.join(judging.CLASSES[:5])})", lines[first + 1])
-    assert any(re.fullmatch(" +II-2a1 +not run: .*", line) for line in lines)
-
-
-def test_frames_of_networks_that_are_missing_are_named():
-    entry = catalogue.ENTRIES["PI-3"]
-    with pytest.raises(catalogue.MissingError, match="no `perturbation` of 20 networks"):
-        entry.select({}, "small")
-
-
-@pytest.mark.parametrize("lines", [2, 10])
-def test_the_legend_leaves_the_panel_its_size(lines):
-    rows = [
-        {"epoch": epoch, "error": 0.1 * epoch, "network": f"shortcut {i}", "seed": 0}
-        for i in range(lines)
-        for epoch in range(3)
-    ]
-    figure = drawing.panels(pd.DataFrame(rows), "epoch", "error", "Errors", line="network")
-    figure.draw_without_rendering()
-    (axes,), (legend,) = figure.axes, figure.legends
-    assert len(legend.get_texts()) == lines
-    panel, names = axes.get_window_extent(), legend.get_window_extent()
-    assert not panel.overlaps(names)
-    assert panel.height > 0.6 * figure.bbox.height
-    assert panel.width > 0.6 * figure.bbox.width
-    assert names.y0 > 0
-    assert names.y1 < figure.bbox.height
 
 
 def test_a_line_is_the_mean_over_seeds_and_its_band_their_range():
@@ -354,30 +293,6 @@ def test_panels_with_lines_of_their_own():
         slope = axes.lines[-1]
         assert list(slope.get_xdata()) == [2, 8]
         assert list(slope.get_ydata()) == [1 / 2, 1 / 8]
-
-
-@pytest.mark.parametrize("percent", [True, False])
-@pytest.mark.parametrize("from_zero", [True, False])
-def test_a_shared_axis_fits_all_panels(percent, from_zero):
-    rows = [
-        {"block": block, "error": height + 0.01 * block, "network": name, "seed": 0}
-        for name, height in {"low": 0.3, "lower": 0.1, "high": 0.8}.items()
-        for block in range(5)
-    ]
-    figure = drawing.panels(
-        pd.DataFrame(rows),
-        "block",
-        "error",
-        "Errors",
-        panel="network",
-        percent=percent,
-        from_zero=from_zero,
-    )
-    for axes in figure.axes:
-        low, high = axes.get_ylim()
-        assert low < 0.1 + 0.01 * (not from_zero)
-        assert high > 0.84
-        assert (low == 0) == from_zero
 
 
 def test_the_page_names_the_judgement_that_counts(monkeypatch):
@@ -571,30 +486,6 @@ def test_a_figure_from_one_command(tmp_path):
     assert lost.read_text() == content
     assert [path.stat().st_mtime_ns for path in models] == before
     assert len(models) == 4
-
-
-def test_progress_counts_the_epochs_that_are_complete(tmp_path):
-    key, untrained = ("PI", "cifar10-24_blocks-seed0"), ("IC", "inverse_problem-algorithm-seed0")
-    networks, _ = papers.networks_of(list(catalogue.ENTRIES.values()), "small")
-
-    def so_far(key):
-        return papers.so_far(key, networks[key], papers.OVERHEAD + 100, tmp_path, "small")
-
-    assert so_far(key) == (0, "PI/cifar10-24_blocks-seed0 0/5")
-    checkpoints = tmp_path / "small" / "PI" / "cifar10-24_blocks-seed0" / "checkpoints"
-    checkpoints.mkdir(parents=True)
-    (checkpoints / "epoch-0001.keras").touch()
-    assert so_far(key) == (40, "PI/cifar10-24_blocks-seed0 2/5")
-    assert so_far(untrained) == (0, "IC/inverse_problem-algorithm-seed0")
-
-
-@pytest.mark.parametrize("arguments", [["run"], ["run", "II-99"], ["draw", "II-2"]])
-def test_wrong_arguments_are_named(arguments, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["papers.py", *arguments])
-    with pytest.raises(SystemExit) as error:
-        papers.main()
-    said = capsys.readouterr().err + str(error.value)
-    assert any(text in said for text in ("name figures", "'II-99'", "invalid choice: 'draw'"))
 
 
 @pytest.mark.nightly

@@ -130,32 +130,6 @@ def test_the_page_says_on_how_many_images(counts, words, trained):
     ]
 
 
-def test_what_is_measured_takes_the_images_that_it_names(trained):
-    @measures.on(train=20, test=10)
-    def measure(trained, images):
-        return {split: len(list(of.unbatch())) for split, of in images.items()}
-
-    assert measure.images == {"train": 20, "test": 10}
-    assert measure(trained) == {"train": 32, "test": 16}
-
-
-@pytest.mark.nightly
-def test_routes_and_indices_are_measured_once(trained, monkeypatch):
-    asked = []
-
-    def counted(*arguments, **options):
-        asked.append(options)
-        return frames_of(*arguments, **options)
-
-    fresh = catalogue.Trained(trained.network, trained.folder)
-    frames_of = probes.convergence_frames
-    monkeypatch.setattr(probes, "convergence_frames", counted)
-    routes, indices = measures.route_errors(fresh), measures.indices(fresh)
-    assert len(asked) == 1
-    assert set(routes["route"]) == {"readout", "drop_blocks", "repeat_last_block"}
-    assert set(indices["basis"]) == {"labels", "agreement"}
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -145,44 +145,6 @@ class TestOverSettings:
         rows = frame[(frame["gamma"] == 0.1) & (frame["width"] == 16)]
         assert list(small.get_ydata()) == pytest.approx(means(rows, "train_error"))
 
-    @pytest.mark.parametrize(
-        ("frame", "settings", "texts"),
-        [
-            (run_frame(widths=(16,)), {"hue": None}, []),
-            (run_frame(widths=(5,), seeds=1).iloc[2:3], {}, ["5 channels"]),
-            (run_frame(widths=(8,)).assign(depth=3), {"hue": "depth"}, ["depth 3"]),
-            (
-                pd.concat([run_frame(widths=(16,), lipschitz=0.95), run_frame(widths=(16,))]),
-                {"dash": "lipschitz"},
-                ["16 channels", "unbounded", "μ = 0.95"],
-            ),
-            (
-                pd.concat([run_frame(kernel="triangular"), run_frame()]),
-                {"hue": "kernel", "panels": "width"},
-                ["uniform kernel", "triangular kernel"],
-            ),
-            (
-                pd.concat([run_frame(lipschitz=0.95, anchor="input"), run_frame(lipschitz=0.95)]),
-                {"hue": "anchor", "panels": "width"},
-                ["adds to the block's input", "adds to the stage's input"],
-            ),
-            (
-                pd.concat([run_frame(lipschitz=0.95, anchor="input"), run_frame(lipschitz=0.95)]),
-                {"dash": "variation"},
-                [*WIDTHS, "μ = 0.95", "μ = 0.95, adds to the stage's input"],
-            ),
-        ],
-    )
-    def test_names_of_levels(self, frame, settings, texts):
-        assert legend_texts(run_figures.error_of_runs(frame, **settings)) == texts
-
-    def test_what_runs_leave_empty_is_standard(self):
-        frame = run_frame(widths=(16,))
-        columns = ["kernel", "gamma", "first_block", "anchor"]
-        empty = frame.assign(**dict.fromkeys(columns, np.nan), seed=frame["seed"] + 9)
-        (axes,) = run_figures.error_of_runs(pd.concat([frame, empty])).axes
-        assert len(dots_of(axes)) == 30
-
 
 class TestScatters:
     def test_the_error_against_indices(self):

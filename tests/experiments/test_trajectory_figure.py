@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import trajectory_figure
-from plots.read_figures import draws, legend_texts, lines_with, metric_lines, points
+from plots.read_figures import draws, lines_with, metric_lines, points
 
 BLOCKS, EXTRA = 4, 6
 SOLUTIONS = np.array([[1.0, 1.0], [-0.5, 2.0]])
@@ -135,13 +135,3 @@ def test_what_explodes_does_not_hide_the_rest():
     assert np.ptp(grid[2][0].get_xlim()) <= 4 * np.ptp(grid[0][0].get_xlim())
     assert grid[2][2].texts[0].get_text() == f"4 of {EXTRA + 1} outside"
     draws(grid[0][0].figure)
-
-
-def test_one_network_without_a_name_and_without_solutions():
-    tables = {key: of(frame, "ResNet").drop(columns="network") for key, frame in three(2).items()}
-    figure = trajectory_figure.trajectories(**tables)
-    assert [axes.get_title() for axes in figure.axes] == [""] * 3
-    assert "solution" not in legend_texts(figure)
-    assert not any(len(axes.texts) for axes in figure.axes)
-    draws(figure)
-    draws(trajectory_figure.trajectories(**three(networks={"short": 1.0}, blocks=1)))

@@ -87,7 +87,8 @@ def test_other_images_are_said_and_the_rest_is_compared(text, trained):
     ]
     largest = (read[1] - read[0]).abs().max()
     section = text.split("Reading out early The accuracy")[1]
-    found = re.search(r"The largest difference of error is ([\d.]+)", section)
+    # The first row of the table: stage, block, both errors and their difference.
+    found = re.search(r"gated minus plain \d \d [\d.]+ [\d.]+ \W?([\d.]+)", section)
     assert float(found[1]) == pytest.approx(largest, rel=1e-3)
     assert "The cosine over training The cosine between" in text
 
@@ -363,8 +364,6 @@ def test_runs_of_any_name(runs, name):
     else:
         shown = [printable(to) for to in NAMES[name]]
         assert " ".join(f"{shown[0]} and {shown[1]} compared".split()) in text
-    # The largest difference has a place and the values of both.
-    assert re.search(r"largest difference of error is [\d.]+ at stage \d, block \d: \d", text)
 
 
 @pytest.mark.nightly

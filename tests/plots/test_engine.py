@@ -3,8 +3,6 @@
 Not covered: how a figure looks; that was judged by eye.
 """
 
-import itertools
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +11,6 @@ from plots import make_frames as make
 from plots.read_figures import (
     band,
     by_label,
-    draws,
     legend_texts,
     levels,
     lines_with,
@@ -25,9 +22,7 @@ from plots.read_figures import (
 )
 
 from tfresidual import plots
-from tfresidual.definitions.declarations import Drawing, Level, Line, Panel
 from tfresidual.plots import style
-from tfresidual.plots.engine import draw_table
 
 SPLITS = ("train", "test")
 GAP = "changes the shape"
@@ -86,20 +81,6 @@ class TestMarks:
         for ends, place in zip(bars.get_segments(), (3, 5), strict=True):
             height = frame["cosine_loss"][place]
             np.testing.assert_allclose(ends, [(place, height - 0.01), (place, height + 0.01)])
-
-    @pytest.mark.parametrize(
-        ("name", "make_frame", "low", "high", "panel"),
-        [
-            ("lipschitz_bounds", make.lipschitz_frame, "estimate", "certified", 0),
-            ("fixed_point", make.fixed_point_frame, "contraction", "largest_contraction", 2),
-        ],
-    )
-    def test_a_band_between_columns(self, name, make_frame, low, high, panel):
-        frame = make_frame(stages=1).dropna()
-        place = "block" if "block" in frame else "repetition"
-        edges = band(getattr(plots, name)(frame).axes[panel])
-        expected = frame.melt(place, [low, high])[[place, "value"]].to_numpy()
-        assert {(x, round(y, 6)) for x, y in expected} == edges
 
     def test_a_line_is_the_mean_over_seeds_and_its_band_their_range(self):
         frame = make.network_frame(seeds=3)
@@ -176,15 +157,6 @@ class TestPlaces:
         frame = make.block_frame(2, stages=1).assign(name=["attention 0", "conv4_block2"])
         assert list(named(plots.cosine_loss(frame).axes[0]).values()) == frame["name"].tolist()
 
-    @pytest.mark.parametrize("blocks", [3, 18, 60])
-    def test_names_do_not_overlap(self, blocks):
-        figure = plots.cosine_loss(make.block_frame(blocks))
-        figure.draw_without_rendering()
-        labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text()]
-        assert {f"{stage}.0" for stage in (1, 2, 3)} <= {label.get_text() for label in labels}
-        boxes = [label.get_window_extent() for label in labels]
-        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
-
     def test_states_without_a_value_have_no_place(self):
         frame = make.state_frame(LENS, stages=3)
         is_gone = (frame["stage"] == 1) | ((frame["stage"] == 3) & (frame["block"] < 1))
@@ -221,20 +193,6 @@ class TestScales:
                 scale != "linear",
                 scale == "symlog",
             )
-
-    def test_zero_has_a_place_on_a_logarithmic_axis(self):
-        frame = make.state_frame(LENS, blocks=60)
-        frame["kl"] = np.r_[np.geomspace(5, 1e-4, 60), 0]
-        axes = plots.lens(frame).axes[1]
-        assert axes.get_yscale() == "symlog"
-        low, high = axes.get_ylim()
-        assert low < 0
-        assert high > 5
-
-    def test_negative_values_stay_linear(self):
-        table = make.keys(1, block=range(3)).assign(split="", value=[-1.0, 1e-3, 10.0])
-        drawing = Drawing("Any", (Panel("any", (Line("value"),), "wide"),))
-        assert draw_table(table, drawing).axes[0].get_yscale() == "linear"
 
     def test_shares_are_in_percent_within_one(self):
         (axes,) = plots.readout(make.readout_frame(5)).axes
@@ -287,11 +245,6 @@ class TestLevels:
         assert points(line) == {epoch + 1: 1 - error for epoch, error in final.items()}
         assert legend_texts(figure) == ["no block dropped"]
 
-    def test_a_level_that_is_not_given_is_not_drawn(self):
-        table = make.keys(1, block=range(3)).assign(split="", value=1.0)
-        panel = Panel("any", (Line("value"),), levels=(Level(argument="bound", name="{}"),))
-        assert lines_with(draw_table(table, Drawing("Any", (panel,))).axes[0], "bound") == []
-
 
 class TestLooks:
     def test_lines_over_epochs_run_from_thin_and_blue_to_thick_and_red(self):
@@ -301,8 +254,6 @@ class TestLooks:
         assert (np.diff(warmth[:, 0] - warmth[:, 2]) > 0).all()
         assert (np.diff([line.get_linewidth() for line in lines]) > 0).all()
         assert figure.axes[-1].get_ylabel() == "block within its stage"
-        one = plots.cosine_loss(make.block_frame(1, stages=1, epochs=3))
-        assert len(one.axes) == 1
 
     def test_columns_differ_in_dashes_and_open_markers(self):
         figure = plots.first_order(make.first_order_frame(splits=SPLITS))
@@ -343,13 +294,6 @@ class TestLooks:
             assert not axes.get_window_extent().overlaps(legend.get_window_extent())
             assert axes.get_window_extent().height > 0.5 * figure.bbox.height
 
-    def test_many_stages_wrap(self):
-        figure = plots.cosine_loss(make.block_frame(3, stages=6, epochs=3))
-        assert len(panels(figure)) == 6
-        assert draws(figure).startswith(b"\x89PNG")
-        rows = {round(axes.get_position().y0, 2) for axes in panels(figure)}
-        assert len(rows) == 2
-
 
 class TestWeightDeviations:
     @pytest.mark.parametrize("blocks", [3, 16])
@@ -376,7 +320,3 @@ class TestWeightDeviations:
         assert kernel.get_color() == bias.get_color()
         assert (kernel.get_linestyle(), bias.get_linestyle()) == ("-", "--")
         assert kernel.get_marker() != lines["convolution2, kernel, deviation"].get_marker()
-
-    def test_roles_without_a_layer(self):
-        figure = plots.weight_deviations(make.deviation_frame(roles={"kernel": 9}))
-        assert legend_texts(figure) == ["all parameters", "kernel"]

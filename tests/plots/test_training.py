@@ -39,12 +39,6 @@ class TestTrainingCurves:
         close = plots.training_curves(make.history_frame(40, drops=(0.5, 0.55))).axes[0]
         assert [text.get_text() for text in close.texts] == ["0.01"]
 
-    def test_a_smooth_schedule_has_no_drops(self):
-        frame = make.history_frame(40, drops=()).assign(lr=np.linspace(0.1, 0.001, 40))
-        figure = plots.training_curves(frame.drop(columns="learning_rate").iloc[:30])
-        assert lines_with(figure.axes[0], "drop") == []
-        assert "new learning rate" not in legend_texts(figure)
-
     def test_the_best_epoch_is_that_of_the_validation_metric(self):
         frame = make.history_frame(40, metric="exact_match")
         frame.loc[11, "val_exact_match"] = 0.99
@@ -97,30 +91,6 @@ class TestNetworkCurves:
         }
         assert len(colours) == 3
         assert legend_texts(figure) == [*NETWORKS, "training", "validation"]
-
-    def test_splits_of_norms_and_a_network_without_history(self):
-        frame = pd.concat([self.norms(split="validation"), self.norms(split="train")])
-        frame = frame.replace({"network": {"ResNet-38": "untrained"}})
-        figure = plots.network_curves(make.network_frame(NETWORKS[:1]), ["gradient_ratio"], frame)
-        styles = {line.get_label(): line.get_linestyle() for line in metric_lines(figure.axes[1])}
-        assert styles["untrained, training, state_norm"] == "-"
-        assert styles["untrained, validation, state_norm"] == "--"
-        texts = legend_texts(figure)
-        assert texts == ["ResNet-110", "untrained", "naive sharing", "training", "validation"]
-
-    def test_scales_and_words(self):
-        frame = make.network_frame().assign(cross_entropy=1.0)
-        frame.loc[frame["network"] == "naive sharing", "gradient_ratio"] *= 1e3
-        metrics = ["error", "gradient_ratio", "state_l1", "cross_entropy"]
-        figure = plots.network_curves(frame, metrics=metrics)
-        assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "log", "linear"]
-        labels = [axes.get_ylabel().replace("\n", " ") for axes in figure.axes]
-        assert labels[0] == "error"
-        assert labels[1].startswith("gradient norm ratio r")
-        assert labels[2:] == ["L1 norm of the last state (log scale)", "cross entropy"]
-        alone = plots.network_curves(frame, metrics=["cross_entropy"])
-        assert legend_texts(alone) == NETWORKS
-        assert {line.get_linestyle() for line in metric_lines(alone.axes[0])} == {"-"}
 
     def test_diverged_training_leaves_gaps(self):
         frame = make.network_frame(networks=["naive"], epochs=6, seeds=1).drop(columns="seed")

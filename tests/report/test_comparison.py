@@ -115,20 +115,6 @@ def test_sums_and_means_over_the_stages_are_left_out():
     assert differences(frame, "distance")["stage"].tolist() == [1, 2, 3]
 
 
-def test_a_sentence_on_the_largest_difference_and_the_numbers_of_each_network():
-    frames = {
-        name: frame.drop(columns="split")
-        for name, frame in two_networks([1.0, 2.0], [1.5, 0.5]).groupby("split")
-    }
-    networks = {name: {"block_metrics": measured(frame)} for name, frame in frames.items()}
-    (section,) = comparison_sections(networks, 0.1)
-    assert section.finding == (
-        "The largest difference of l2 ratio is 1.500 at stage 1, block 1: 2.000 (a), 0.5000 (b)."
-    )
-    assert section.numbers.startswith("a: l2 ratio of 2 blocks in stage 1: from 1.000 (stage 1, ")
-    assert " b: l2 ratio of 2 blocks in stage 1: from 0.5000 (stage 1, block 1)" in section.numbers
-
-
 def test_other_images_are_said():
     on = "20 test images of MNIST"
     for section in comparison_sections(

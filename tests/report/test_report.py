@@ -138,10 +138,10 @@ class TestPage:
         assert "R. On 2,000 test images." in page.text("figcaption") + page.text("p")
 
     def test_what_a_reader_must_know_comes_before_the_figure(self, tmp_path):
-        page = page_of(tmp_path, figure=small_figure(), numbers="Error 0.1.", caution="Mixed.")
+        page = page_of(tmp_path, figure=small_figure(), caution="Mixed.")
         texts = [text for tag, text in page.texts if tag in ("p", "strong", "figcaption")]
         assert texts == ["Q?", "Caution:", "Mixed.", "R."]
-        assert page.all("img")[0]["alt"] == "Figure: T. Drawn: error over block. Error 0.1."
+        assert page.all("img")[0]["alt"] == "Figure: T. Drawn: error over block."
 
     def test_links_lead_to_sections(self, page):
         targets = {attributes.get("id") for _, attributes in page.tags}
@@ -213,44 +213,6 @@ class TestPage:
         names = [f"training {ANGLE} epochs", f"training {ANGLE} optimizer {ANGLE} rate"]
         assert page.text("th")[-4:] == [*names, "depth", "x"]
         assert page.text("td")[-4:] == ["5", "0.0001", "3, 3", "none"]
-
-
-@pytest.mark.parametrize(
-    ("frame", "column", "text"),
-    [
-        (
-            block_frame(2, stages=2, splits=("train", "test")).assign(
-                cosine_loss=[9.0, 9, 9, 9, 0.5, -0.25, np.nan, 0.0]
-            ),
-            "cosine_loss",
-            "On the test images, cosine loss of 3 blocks in stages 1, 2: from "
-            f"{MINUS}0.2500 (stage 1, block 1) to 0.5000 (stage 1, block 0).",
-        ),
-        (
-            pd.DataFrame({"epoch": [0, 1], "stage": 1, "block": 0, "l2_ratio": [3.0, 1.5]}),
-            "l2_ratio",
-            "l2 ratio in epoch 2 of 1 block in stage 1: from 1.500 (stage 1, block 0) to 1.500 "
-            "(stage 1, block 0).",
-        ),
-        (
-            pd.DataFrame({"epoch": [0, 1, 2], "loss": [2.0, 1.0, 0.5]}),
-            "loss",
-            "loss from 2.000 in epoch 1 to 0.5000 in epoch 3.",
-        ),
-        (
-            distance_frame(stages=2),
-            "distance",
-            "distance of stages 1, 2: from 130.0 (stage 1) to 165.0 (stage 2).",
-        ),
-        (
-            pd.DataFrame({"stage": [1, 2], "block": 0, "l2_ratio": [np.nan, np.inf]}),
-            "l2_ratio",
-            None,
-        ),
-    ],
-)
-def test_numbers_of_a_figure(frame, column, text):
-    assert report.numbers_text(frame, column) == text
 
 
 class TestForm:

@@ -22,7 +22,7 @@ from tfresidual.machine.files import check_folder, damaged
 from tfresidual.plots import style
 from tfresidual.plots.declared import FIGURES, frames_of
 from tfresidual.probes.logs import blocks_of, from_logs
-from tfresidual.report import Section, numbers_text, write
+from tfresidual.report import Section, write
 from tfresidual.report.comparison import Measured, comparison_sections
 from tfresidual.report.findings import error_of_share, of_test
 from tfresidual.report.study import images_text
@@ -282,7 +282,6 @@ def _training_section(runs, measured):
         errors = [name for name in table.index if name.startswith(ERROR_ON)]
         table = table.reindex([*table.index, *([] if errors else [f"{ERROR_ON}test images"])])
         table.loc[errors or table.index[-1:], unjudged] = "not judged"
-    texts = [f"{name}: {numbers_text(run.log, 'loss')}" for name, run in runs.items()]
     return Section(
         "Training",
         "Losses and metrics of all trainings, epoch by epoch, and their last and best values.",
@@ -291,7 +290,6 @@ def _training_section(runs, measured):
         reading="The best epoch has the highest validation metric; its network is the one probed "
         "below. The error on the test images is that of the network probed."
         + _reason_for(unjudged),
-        numbers=" ".join(texts),
         caution=f"Not below chance by two standard errors: {', '.join(guessing)}. What probes "
         "measure of a network that guesses says nothing about what it has learned."
         if guessing

@@ -199,8 +199,6 @@ def _examples(result, data):
         reading=f"{RIGHT} in blue: a correct answer; {WRONG} in orange, with a dashed frame: a "
         "wrong one, and what it is"
         + ("; all classes of an image must be named." if data.description.multi_label else "."),
-        numbers=f"{len(are_right)} images, each with the predicted classes below it; "
-        f"{sum(are_right)} answers are correct.",
         finding=f"{sum(are_right)} of these {len(are_right)} answers are correct.",
         images=images_text({"test": len(are_right)}),
     )

@@ -60,8 +60,7 @@ def in_points(rise: float, reach: float) -> str:
 
 def conclusions_of(frames: Mapping[str, Frame]) -> Frame | None:
     """Returns `block_conclusions` of the frames of a study, `None` if they do not say."""
-    needed = {"drop_blocks", "borderline", "convergence_indices"}
-    if not needed <= set(frames) or "error_rise_se" not in frames["drop_blocks"]:
+    if not {"drop_blocks", "borderline", "convergence_indices"} <= set(frames):
         return None
     rows, _ = findings.of_test(frames["drop_blocks"])
     images, is_better = findings.count_images(frames), findings.errs_less_than_chance(frames)

@@ -11,9 +11,7 @@ from tfresidual.plots import style
 from tfresidual.plots.declared import FIGURES, draw, frames_of, parts_of
 from tfresidual.probes.convergence_indices import MEAN
 from tfresidual.probes.perturbation import ALL_STAGES
-from tfresidual.report.alt_text import PLACES, numbers_text, places_text
 from tfresidual.report.section import Section
-from tfresidual.report.tables import number_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +19,9 @@ if TYPE_CHECKING:
     from tfresidual.definitions.types import Frame
 
 MOST_ROWS = 10
+# Columns that say what a row of a frame is about, from the whole to the part.
+PLACES = ("trial", "basis", "along", "group", "stage", "block", "repetition", "swaps", "role")
+PLACES += ("position", "part")
 # The columns that an option has an effect on.
 _AFFECTED = {
     "times": ("repetition", "along", "divergence_index"),
@@ -92,7 +93,7 @@ def differences(frame: Frame, column: str) -> Frame:
         network minus the first, or of more than two the largest minus the smallest value.
     """
     names = list(dict.fromkeys(frame["split"]))
-    keys = [name for name in (*PLACES, "position", "part") if name in frame]
+    keys = [name for name in PLACES if name in frame]
     if "epoch" in frame:
         frame = frame[frame["epoch"] == frame.groupby("split")["epoch"].transform("max")]
     if "stage" in frame:
@@ -124,9 +125,6 @@ def _section(figure, parts, measured, epsilon):
         # Networks may differ so much that no figure holds them all.
         drawn, reason = None, str(error).partition(" Received: ")[0]
         caution = " ".join(filter(None, (caution, f"Not drawn in one figure: {reason}")))
-    rows = {name: part.drop(columns="split") for name, part in parts[0].groupby("split")}
-    texts = {name: numbers_text(rows[name], figure.column) for name in names}
-    shown = [f"{name}: {text}" for name, text in texts.items() if text]
     on = {frames[0].on for frames in measured}
     return Section(
         figure.title,
@@ -135,25 +133,8 @@ def _section(figure, parts, measured, epsilon):
         frame=table if len(table) else None,
         reading=figure.reading,
         source=figure.source,
-        finding=_finding(table, names, figure.column),
         images=on.pop() or None if len(on) == 1 else None,
-        numbers=" ".join(shown) or None,
         caution=caution,
-    )
-
-
-def _finding(table, names, column):
-    """Returns a sentence on the largest difference, or `None` if no place is in all networks."""
-    if table.empty:
-        return None
-    places = table.columns[: -len(names) - 1]
-    (row,) = table[places].head(1).to_dict("records")
-    found = table.iloc[0, len(places) : -1]
-    values = _each(names, [number_text(float(value)) for value in found], ", ")
-    where = places_text(row)
-    return (
-        f"The largest difference of {column.replace('_', ' ')} is "
-        f"{number_text(abs(float(table.iloc[0, -1])))}{f' at {where}' if where else ''}: {values}."
     )
 
 
@@ -175,5 +156,5 @@ def _caution(names, measured):
     return " ".join(dict.fromkeys(found)) or None
 
 
-def _each(names, values, between="; "):
-    return between.join(f"{value} ({name})" for name, value in zip(names, values, strict=True))
+def _each(names, values):
+    return "; ".join(f"{value} ({name})" for name, value in zip(names, values, strict=True))

@@ -31,39 +31,33 @@ def error_of_share(share, images):
 
 
 def count_signs(block_metrics):
-    """Returns how many blocks have a cosine loss below zero, undecided and above, or `None`."""
-    if "cosine_loss_se" not in block_metrics:
-        return None
+    """Returns how many blocks have a cosine loss below zero, undecided and above."""
     part = of_test(block_metrics)[0].dropna(subset="cosine_loss")
-    found = signs(part["cosine_loss"], part["cosine_loss_se"]).tolist()
+    return _counts(part, "cosine_loss")
+
+
+def _counts(rows, column):
+    found = signs(rows[column], rows[f"{column}_se"]).tolist()
     return tuple(found.count(sign) for sign in (BELOW, UNDECIDED, ABOVE))
 
 
 def of_cosine_loss(frames):
     """Returns a sentence on how many mean cosines are below zero, and for how many images."""
-    counts = count_signs(frames["block_metrics"])
-    if counts is None or not sum(counts):
-        return None
-    below, undecided, above = counts
+    below, undecided, above = counts = count_signs(frames["block_metrics"])
     rows, images = of_test(frames["block_metrics"])
     found = f"{images}, {below} of {_many(sum(counts), 'block')} lie below zero and {above} above"
     found += f", {_BEYOND}"
     if undecided:
         found += f"; the sign of {undecided} is undecided"
-    rows = _below_zero(rows)
-    if below and "cosine_loss_below_zero" in rows:
-        shares = _percent(rows["cosine_loss_below_zero"])
+    if below:
+        shares = _percent(_below_zero(rows)["cosine_loss_below_zero"])
         found += f". Of these {below}, the cosine is below zero for {shares} of the images"
     return f"{found}."
 
 
 def of_first_order(frames):
     """Returns a sentence that joins the cosines with the first-order terms and the losses."""
-    if "block_metrics" not in frames:
-        return None
     metrics, terms = (of_test(frames[name])[0] for name in ("block_metrics", "first_order"))
-    if "cosine_loss_se" not in metrics or "first_order_se" not in terms:
-        return None
     chosen = _below_zero(metrics)[["stage", "block"]].merge(terms, on=["stage", "block"])
     if not len(chosen):
         return None
@@ -72,8 +66,7 @@ def of_first_order(frames):
         ("first_order", "the mean product of F and g, in which large gradients count more,"),
         ("loss_change", "the change of the mean loss by the block"),
     ):
-        found = signs(chosen[name], chosen[f"{name}_se"]).tolist()
-        below, none, above = (found.count(sign) for sign in (BELOW, UNDECIDED, ABOVE))
+        below, none, above = _counts(chosen, name)
         parts.append(f"{what} is below zero in {below}, above in {above}, undecided in {none}")
     images = of_test(frames["first_order"])[1]
     return (
@@ -100,35 +93,28 @@ def of_repetition_metrics(frames):
 
 
 def of_scaled_repetition_metrics(frames):
-    """Returns the same for a scaled branch, and whether it is longer than with the full branch."""
-    frame, whole = frames["repetition_metrics_scaled"], frames.get("repetition_metrics")
-    found = _of_repetitions(frame)
-    if found is None or whole is None or "cosine_loss_se" not in whole:
-        return found
-    here, there = _runs(frame), _runs(whole)
-    compared = {}
-    for stage in sorted(set(here) & set(there)):
-        # If not even the trained application is below zero, there is nothing to compare.
-        if here[stage][0] >= 0:
-            compared.setdefault(_compare(here[stage], there[stage]), []).append(stage)
-    parts = [f"{length} in {_stages(stages)}" for length, stages in compared.items()]
-    return f"{found} Compared with the unscaled branch: {', '.join(parts)}." if parts else found
+    """Returns the same for a scaled branch."""
+    return _of_repetitions(frames["repetition_metrics_scaled"])
+
+
+def _of_repetitions(frame):
+    rows, images = of_test(frame)
+    found = []
+    for stage, here in rows.sort_values("repetition").groupby("stage"):
+        # A state that overflowed has no cosine, and none of the sign.
+        ends = signs(here["cosine_loss"], here["cosine_loss_se"]) != BELOW
+        most = len(ends) - 1
+        last = int(np.argmax(ends)) - 1 if ends.any() else most
+        length = f"up to repetition {last} of {most}" if last >= 0 else "not even as trained"
+        found.append(f"stage {stage} {length}")
+    return f"{images}, the cosine stays below zero {_BEYOND}: {'; '.join(found)}."
 
 
 def of_indices(frames):
-    """Returns a sentence on stages whose last block is missed most, or on an error at chance."""
-    if "borderline" not in frames:
+    """Returns that the error is at chance, where the indices are not defined, or `None`."""
+    if "borderline" not in frames or errs_less_than_chance(frames):
         return None
-    rows, images = of_test(frames["convergence_indices"])
-    if errs_less_than_chance(frames):
-        stages = rows[(rows["basis"] == "labels") & (rows["stage"].astype(str) != "mean")]
-        over = stages[stages["recurrence_index"] > 1.1]["stage"].astype(str).tolist()
-        if not over:
-            return None
-        return (
-            f"{images}, recurrence is over 1.1 in {_stages(over)}: without the last block there, "
-            "the network errs more than without the others."
-        )
+    images = of_test(frames["convergence_indices"])[1]
     return (
         f"{images}, the error of the whole network is not below chance {_BEYOND}: the indices "
         "divide by that difference, and are not defined here."
@@ -202,60 +188,6 @@ def of_test(frame):
     splits = frame["split"].unique().tolist()
     split = "test" if "test" in splits else splits[-1]
     return frame[frame["split"] == split], f"On the {split} images"
-
-
-def _runs(frame):
-    """Returns how long the cosine of a repeated block stays below zero, by stage.
-
-    These are three repetitions from 0 (as trained), or -1 for none: the last up to which it is
-    certainly below zero, the last up to which it may be, and the last that was measured.
-    """
-    part, _ = of_test(frame)
-    runs = {}
-    for stage, rows in part.groupby("stage"):
-        rows = rows.sort_values("repetition")
-        found = signs(rows["cosine_loss"], rows["cosine_loss_se"])
-        # A state that overflowed has no cosine.
-        ends = (found == ABOVE) | rows["cosine_loss"].isna().to_numpy()
-        runs[stage] = (_before(found != BELOW), _before(ends), len(found) - 1)
-    return runs
-
-
-def _before(ends):
-    """Returns the place before the first true entry, or the last place if none is true."""
-    return int(np.argmax(ends)) - 1 if ends.any() else len(ends) - 1
-
-
-def _of_repetitions(frame):
-    if "cosine_loss_se" not in frame:
-        return None
-    found = "; ".join(f"stage {stage} {_run_text(*run)}" for stage, run in _runs(frame).items())
-    return f"{of_test(frame)[1]}, the cosine stays below zero {_BEYOND}: {found}."
-
-
-def _run_text(certain, possible, last):
-    """Returns in words how long a cosine stays below zero; see `_runs`."""
-    if certain == last:
-        return f"up to repetition {last}, the last one measured"
-    if certain < 0:
-        return "not even as trained" if possible < 0 else "undecided already as trained"
-    text = f"up to repetition {certain}" if certain else "as trained"
-    if possible > certain:
-        return f"{text} (perhaps up to {possible})"
-    return text if certain else f"{text} only"
-
-
-def _compare(run, other):
-    """Returns in words how the length of a run compares with another, as far as is certain."""
-    if run[0] > other[1]:
-        return "longer"
-    if run[1] < other[0]:
-        return "shorter"
-    return "equally long" if run[:2] == other[:2] and run[0] == run[1] else "undecided"
-
-
-def _stages(stages):
-    return f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
 
 
 def _many(count, noun):

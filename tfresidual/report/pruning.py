@@ -8,7 +8,6 @@ import pandas as pd
 
 from tfresidual import plots
 from tfresidual.definitions.chance import STANDARD_ERRORS
-from tfresidual.report.alt_text import numbers_text
 from tfresidual.report.blocks import in_points
 from tfresidual.report.section import Section
 
@@ -46,8 +45,7 @@ def pruning_sections(
             "needs least, and measures again. No network is trained, and no statistics are "
             "measured again here. The dotted line is the whole network.",
             images=images or None,
-            numbers=numbers_text(curves, "error"),
-            finding=" ".join(filter(None, (warning, _best(curves)))) or None,
+            caution=warning,
         ),
         Section(
             "The smaller network",
@@ -106,13 +104,3 @@ def outcome_text(frame: Frame, warning: str | None = None) -> str:
         )
         text += f"; it takes {shares} of the time"
     return f"{warning} {text}." if warning else f"{text}."
-
-
-def _best(curves):
-    """Returns a sentence on the criteria with the lowest error where most blocks have gone."""
-    least = curves.groupby("by", sort=False)["blocks_left"].min().max()
-    rows = curves[curves["blocks_left"] == least].sort_values("error")
-    if len(rows) < 2:
-        return None
-    named = ", ".join(f"{row.by} {row.error:.1%}" for row in rows.itertuples())
-    return f"With {least} blocks left, the error is, by criterion: {named}."

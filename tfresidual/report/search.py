@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual import plots
-from tfresidual.report.alt_text import numbers_text
 from tfresidual.report.section import Section
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ def search_sections(trace: Frame, epsilon: float, images: str | None = None) -> 
             "falls with depth, too.",
             source="Hauser 2019, figures 6 and 7, section 2.3",
             images=images,
-            numbers=numbers_text(trace, "mean_scaled_perturbation"),
         ),
         Section(
             "Trials",

@@ -35,8 +35,6 @@ class Section:
         finding: A sentence on what was found, computed from the numbers shown, or `None`.
         images: What the numbers were measured on, such as "2,000 test images", shown after the
             reading; or `None`.
-        numbers: The main numbers of the figure in a sentence, for readers who cannot see it, as
-            `tfresidual.report.numbers_text` returns them; or `None`.
         caution: What a reader must know before trusting the numbers, or `None`.
         group: Heading of the sections that it belongs to, which the page folds; neighbours with one
             heading share it. `None` for a section of its own.
@@ -51,6 +49,5 @@ class Section:
     source: str | None = None
     finding: str | None = None
     images: str | None = None
-    numbers: str | None = None
     caution: str | None = None
     group: str | None = None

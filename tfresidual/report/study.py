@@ -1,9 +1,8 @@
 """The sections of the report on one network."""
 
 from tfresidual.definitions.declarations import GROUPS
-from tfresidual.plots.declared import FIGURES, frames_of, parts_of
+from tfresidual.plots.declared import FIGURES, frames_of
 from tfresidual.report import findings
-from tfresidual.report.alt_text import numbers_text
 from tfresidual.report.section import Section
 
 # Display names of splits.
@@ -30,7 +29,6 @@ def study_sections(frames, figures, images=None):
             source=figure.source,
             finding=figure.finding and getattr(findings, f"of_{figure.finding}")(frames),
             images=_images_of(figure, images or {}),
-            numbers=numbers_text(parts_of(figure, frames)[0], figure.column),
             group=figure.group,
         )
         for figure in sorted(FIGURES, key=lambda figure: GROUPS.index(figure.group))
