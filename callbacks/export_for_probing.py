@@ -19,8 +19,8 @@ from tfresidual.definitions.arguments import (
     checked_path,
 )
 from tfresidual.definitions.warning import warn
-from tfresidual.machine.files import check_can_write, remove_unfinished
-from tfresidual.machine.locks import locked, remove_abandoned
+from tfresidual.machine.files import check_folder, remove_unfinished
+from tfresidual.machine.locks import locked
 from tfresidual.sources.exporting import export
 from tfresidual.sources.saved_model.format import check_can_open, series_of, series_path
 from tfresidual.sources.saved_model.writer import obstacle_at, parts_to_save
@@ -122,12 +122,11 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
                 f"{epoch_numbers(epoch, last)}: nothing will be exported."
             )
         if planned:
-            check_can_write("folder", self.folder, is_folder=True)
+            check_folder("folder", self.folder)
             with contextlib.ExitStack() as held:
                 held.enter_context(locked(self.folder))
                 # Removes what a training run that was killed left behind.
                 remove_unfinished(self.folder)
-                remove_abandoned(self.folder)
                 self._check_folder(planned)
                 # Finds out here, not after the epoch, whether the model can be exported. A model
                 # that is built by its first batch can only be checked after that batch.

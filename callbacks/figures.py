@@ -15,7 +15,7 @@ from tfresidual.callbacks.step_files import metadata_of
 from tfresidual.definitions.arguments import ArgumentError, check_int, checked_path
 from tfresidual.definitions.declarations import PROBES
 from tfresidual.definitions.settings import EPSILON
-from tfresidual.machine.files import check_can_write
+from tfresidual.machine.files import check_folder
 from tfresidual.plots.declared import study_figures
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Figures(GoesOn, keras.callbacks.Callback):
                 "what they measured in the same epoch",
                 said=f"probes={late!r}, which come later or not at all",
             )
-        check_can_write("log_dir", self.log_dir, is_folder=True)
+        check_folder("log_dir", self.log_dir)
         self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

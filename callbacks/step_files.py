@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfresidual.callbacks.training_step import METRICS
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.machine.files import damaged, written
+from tfresidual.machine.files import damaged, replacing
 from tfresidual.probes.logs import log_key
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class StepTable:
 
     def __init__(self, path: pathlib.Path, epoch: int, every: int) -> None:
         self.path, self.every = path, every
+        path.parent.mkdir(parents=True, exist_ok=True)
         self.beside = path.with_name(f"{path.stem}.epochs.csv")
         # How many bytes of the file are kept when rows are added.
         self._size: int
@@ -101,12 +102,12 @@ class StepTable:
         if self.every > 1 or self._epochs:
             self._epochs[epoch] = steps
             rows = pd.DataFrame({"epoch": self._epochs.keys(), "steps": self._epochs.values()})
-            with written(self.beside) as beside:
+            with replacing(self.beside) as beside:
                 rows.to_csv(beside, index=False, lineterminator="\n")
             self._has_beside = True
         elif self._has_beside:
             self.beside.unlink(missing_ok=True)
-        with written(self.path) as beside, beside.open("wb") as file:
+        with replacing(self.path) as beside, beside.open("wb") as file:
             if self._size:
                 with self.path.open("rb") as old:
                     shutil.copyfileobj(old, file, 1 << 20)

@@ -27,7 +27,7 @@ from tfresidual.callbacks.training_step import (
 )
 from tfresidual.definitions.arguments import ArgumentError, check_int, checked_path
 from tfresidual.definitions.warning import warn
-from tfresidual.machine.files import check_can_write
+from tfresidual.machine.files import check_folder
 from tfresidual.machine.first_step import changed_method
 from tfresidual.probes.block_metrics import metrics_of
 from tfresidual.probes.logs import log_key
@@ -119,9 +119,9 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._forget()
         if self.csv is not None:
-            check_can_write("csv", self.csv)
+            check_folder("csv", self.csv.parent)
         if self.tensorboard is not None:
-            check_can_write("tensorboard", self.tensorboard, is_folder=True)
+            check_folder("tensorboard", self.tensorboard)
         self._measure()
         warn_of_earlier(self, (ProbeCallback, StepMetrics), self.keys())
 

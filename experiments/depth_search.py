@@ -21,7 +21,7 @@ from tfresidual import tuning
 from tfresidual.jobs.depth_study import PROJECT, SearchSettings, run
 from tfresidual.jobs.settings import Settings
 from tfresidual.machine.console import say, terminal
-from tfresidual.machine.files import written
+from tfresidual.machine.files import replacing
 from tfresidual.tuning.trace import AT_CHANCE
 
 
@@ -148,7 +148,7 @@ def main(size, data_dir, out, workers):
                 continue
             smallest = smallest_depths(trace, search, outcome.trial)
             frame = confirm(out, settings, outcome.blocks, smallest, seeds, console)
-            with written(out / f"{name}-confirmed.csv") as path:
+            with replacing(out / f"{name}-confirmed.csv") as path:
                 frame.to_csv(path, index=False)
             print(f"\n{name}, one block less and one more, other seeds")
             print(table(frame, ["change", "seed"]).to_string(index=False))

@@ -11,7 +11,7 @@ import pandas as pd
 from catalogue import Network
 
 from tfresidual import datasets, networks, probes
-from tfresidual.machine.files import written
+from tfresidual.machine.files import replacing
 from tfresidual.routing import routes
 
 # The algorithm has weights set by hand; the others are trained.
@@ -51,7 +51,8 @@ class PointNetwork(Network):
         path = folder / "model.keras"
         if not path.exists():
             network = trained(self.settings)
-            with written(path) as beside:
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as beside:
                 network.save(beside)
         return TrainedOnPoints(self, folder)
 

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from tfresidual import networks, tuning
-from tfresidual.machine.files import written
+from tfresidual.machine.files import replacing
 
 SIZES = {
     "smoke": {"depths": (2, 4), "seeds": 1, "width": 4, "images": 16},
@@ -90,7 +90,7 @@ def main(size, out):
     table = table_of(**SIZES[size])
     folder = out / size
     folder.mkdir(parents=True, exist_ok=True)
-    with written(folder / "as_built.csv") as path:
+    with replacing(folder / "as_built.csv") as path:
         table.to_csv(path, index=False)
     drawn(table).savefig(folder / "as_built.png", dpi=150)
     print(table.to_string(index=False, float_format="{:.3f}".format))

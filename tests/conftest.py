@@ -156,17 +156,6 @@ with files.{kind}({str(target)!r}) as written:
     return begin
 
 
-@pytest.fixture
-def in_container():
-    """The beginning of a command that runs in a pid namespace of its own, as in a container."""
-    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    try:
-        subprocess.run([*command, "true"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"needs a pid namespace of its own, which this machine refuses: {error}")
-    return [*command, sys.executable, "-c"]
-
-
 @pytest.fixture(scope="module")
 def no_old_garbage():
     """Every trial begins with a garbage collection, which need not look at all of TensorFlow."""

@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -500,8 +499,7 @@ def test_a_folder_that_another_process_writes_to(tmp_path, here, elsewhere, name
         result = here(*arguments)
     assert (result.returncode, result.stdout) == (1, "")
     *_, line = result.stderr.splitlines()
-    assert line.startswith("tfresidual: Another process is writing to this folder: process ")
-    assert f"process {os.getpid()} on {socket.gethostname()}" in line
+    assert line.startswith("tfresidual: Another process is writing to this folder")
     assert f"choose another `{option}`." in line
     assert line.endswith(f"Received: {option}='run'")
     assert set(path.name for path in tmp_path.rglob("*")) - set(before) <= {"run"}

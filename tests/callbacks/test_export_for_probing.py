@@ -3,7 +3,6 @@
 import copy
 import json
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -142,8 +141,7 @@ def test_two_trainings_into_one_folder(tmp_path):
     with subprocess.Popen([sys.executable, "-c", script], **pipes) as other:
         assert other.stdout.readline() == b"held\n"
         callback = ExportForProbing(tmp_path)
-        text = is_refused(network(), callback, "folder", FolderInUseError, epochs=2)
-        assert f"process {other.pid} " in text
+        is_refused(network(), callback, "folder", FolderInUseError, epochs=2)
         other.stdin.close()
     assert names_in(tmp_path) == []
 
@@ -162,34 +160,6 @@ def test_the_folder_of_a_training_that_failed(tmp_path, monkeypatch):
     fit(model, copy.deepcopy(callback))
     fit(model, callback)
     assert names_in(tmp_path) == []
-
-
-class RemovesTheFolder(keras.callbacks.Callback):
-    def __init__(self, folder, fails=False):
-        super().__init__()
-        self.folder, self.fails = folder, fails
-
-    def on_epoch_end(self, epoch, logs=None):
-        shutil.rmtree(self.folder)
-        if self.fails:
-            raise RuntimeError("the training fails")
-
-
-def test_a_folder_that_is_removed_during_training(tmp_path, monkeypatch):
-    """The history of the training is not lost, and the callback can be used again."""
-    count_exports(monkeypatch)
-    model, folder = network(), tmp_path / "series"
-    for on_error, fails in (("warn", False), ("raise", False), ("warn", True)):
-        callback = ExportForProbing(folder, on_error=on_error)
-        if on_error == "raise" or fails:
-            with pytest.raises(RuntimeError if fails else FileNotFoundError):
-                fit(model, [callback, RemovesTheFolder(folder, fails)])
-        else:
-            with pytest.warns(UserWarning, match="ExportForProbing failed.*was removed"):
-                history = fit(model, [callback, RemovesTheFolder(folder)])
-            assert len(history.history["loss"]) == 1
-        fit(model, callback)
-        assert names_in(folder) == []
 
 
 def count_exports(monkeypatch):

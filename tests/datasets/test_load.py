@@ -5,8 +5,6 @@ Not covered: downloads.
 
 import math
 import os
-import resource
-import shutil
 import subprocess
 import sys
 import time
@@ -155,65 +153,6 @@ def test_digitclutter_has_validation_images_of_its_own(clutter, validation, size
     assert len(arrays(train)[0]) == TRAIN
     assert len(arrays(held_out)[0]) == size
     assert not np.array_equal(arrays(held_out)[0][:20], arrays(test)[0][:20])
-
-
-DAMAGED = {
-    "no files": lambda path: [file.unlink() for file in path.iterdir()],
-    "no description": lambda path: (path / "dataset_info.json").unlink(),
-    "an empty description": lambda path: cut(path / "dataset_info.json", 0),
-    "a description that is none": lambda path: (path / "dataset_info.json").write_text("[]"),
-    "no images": lambda path: images_of(path).unlink(),
-    "cut images": lambda path: cut(images_of(path), 3000),
-    "test images that are empty": lambda path: cut(images_of(path, "test"), 0),
-    "changed images": lambda path: cut(images_of(path), 3000, b"x" * 20_000),
-}
-
-
-def cut(path, size, rest=b""):
-    path.write_bytes(path.read_bytes()[:size] + rest)
-
-
-def images_of(path, split="train"):
-    return next(path.glob(f"*{split}.tfrecord*"))
-
-
-SMALL = {"train_size": 16, "test_size": 8, "validation": 8}
-
-
-@pytest.fixture(scope="module")
-def undamaged(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undamaged")
-    load("digitclutter", data_dir=folder / "drawn", **SMALL)
-    shutil.copytree(folder / "drawn", folder / "copied")
-    load("digitclutter", data_dir=folder / "copied", **SMALL)  # a copy is not damaged
-    return folder / "copied"
-
-
-@pytest.mark.parametrize("kind", DAMAGED)
-def test_a_damaged_folder_is_named(tmp_path, undamaged, kind):
-    options = SMALL | {"data_dir": tmp_path}
-    shutil.copytree(undamaged, tmp_path, dirs_exist_ok=True)
-    folder = tmp_path / "digitclutter" / "digits3-16-8-8-seed0" / "1.0.0"
-    DAMAGED[kind](folder)
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ValueError, match=r" is damaged: .* Move the folder elsewhere") as raised:
-        load("digitclutter", **options)
-    message = str(raised.value)
-    assert str(folder).startswith(message.split("Received: path=")[1].strip("'"))
-    assert "\n" not in message and "{{" not in message and "[Op:" not in message
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
-
-
-def test_a_full_disk_is_not_called_damaged(tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    try:
-        with pytest.raises(OSError, match=r"could not be written: File too large.*Free some space"):
-            load("digitclutter", train_size=300, test_size=8, data_dir=tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(tmp_path.rglob("*.tfrecord*")) == []
-    load("digitclutter", train_size=300, test_size=8, data_dir=tmp_path)
 
 
 @pytest.mark.parametrize("data_dir", ["", "file", "file/below", 7, "data\udc80"])

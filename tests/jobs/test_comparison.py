@@ -5,7 +5,6 @@ The figures and tables of probes are tested in `tests/report/test_comparison.py`
 
 import html
 import json
-import math
 import os
 import re
 import shutil
@@ -15,9 +14,9 @@ import pytest
 from reference.random_network import sample
 from refusals import refused
 
-from tfresidual.jobs import comparison, probing, training
+from tfresidual.jobs import probing, training
 from tfresidual.jobs.comparison import compare
-from tfresidual.jobs.frames import read_frame, read_frames
+from tfresidual.jobs.frames import read_frames
 from tfresidual.jobs.settings import Settings
 from tfresidual.machine.console import printable
 from tfresidual.report import write
@@ -125,7 +124,7 @@ def test_errors_stand_beside_chance_and_their_noise(runs):
         records = json.loads((folder / "probes" / "probes.json").read_text())
         row = dict.fromkeys(("convergence_index", "recurrence_index", "divergence_index"), 0.5)
         row = {"basis": "labels", "stage": "mean", **row, "error": error, "chance": 0.75}
-        changes = {"images": {"test": 100}, "columns": list(row), "rows": 1}
+        changes = {"images": {"test": 100}}
         records["convergence_indices"] = records["readout"] | changes
         (folder / "probes" / "probes.json").write_text(json.dumps(records))
         pd.DataFrame([row]).to_csv(folder / "probes" / "convergence_indices.csv", index=False)
@@ -189,154 +188,12 @@ def test_runs_that_cannot_be_compared(runs, tmp_path):
     assert sorted(os.listdir(runs[0].parent)) == ["gated", "plain"]
 
 
-def in_json(**changes):
-    """A function that changes what a JSON file says of the read-outs, or of the run."""
-
-    def change(text):
-        content = json.loads(text)
-        (content.get("readout") or content).update(changes)
-        return json.dumps(content)
-
-    return change
-
-
-def in_settings(name, value):
-    """A function that changes one setting of a run."""
-
-    def change(text):
-        content = json.loads(text)
-        content["settings"][name] = value
-        return json.dumps(content)
-
-    return change
-
-
-def with_cell(row, column, value):
-    """A function that puts a value into a row of a table; the header is row 1."""
-
-    def change(text):
-        rows = [line.split(",") for line in text.splitlines()]
-        rows[row - 1][rows[0].index(column)] = value
-        return "".join(",".join(cells) + "\n" for cells in rows)
-
-    return change
-
-
-def rows(*chosen):
-    """A function that takes rows of a table, in this order."""
-    return lambda text: "".join(text.splitlines(keepends=True)[row - 1] for row in chosen)
-
-
-def cut(share):
-    return lambda text: text[: int(len(text) * share)]
-
-
-LOG, READOUT, RECORD = "log.csv", "probes/readout.csv", "probes/probes.json"
-SETTINGS, NESTED = "settings.json", '{"a": ' * 20_000
-# What is done to a file of the second run, and what the message says of the place.
-DAMAGED = [
-    *((name, cut(0.6), "row [1-4] ") for name in (LOG, READOUT)),
-    (READOUT, lambda text: text.replace("block", "b", 1), ".*"),
-    *((name, rows(1, 1, 2, 3), "row 2 ") for name in (LOG, READOUT)),
-    (LOG, rows(1), "no epoch"),
-    (LOG, rows(1, 2), "ends after row 2"),
-    (LOG, rows(1, 2, 2), "row 3 is of epoch 0"),
-    (LOG, rows(1, 3, 2), "row 2 is of epoch 1"),
-    (LOG, lambda text: text + text.splitlines()[-1].replace("1", "2", 1) + "\n", "row 4"),
-    (LOG, with_cell(3, "epoch", ""), "row 3 .*'epoch'"),
-    (LOG, with_cell(3, "val_loss", "good"), "row 3 .*'val_loss'"),
-    (LOG, with_cell(3, "stage1/block0/l2_ratio", "good"), "row 3 .*'stage1/block0/l2_ratio'"),
-    (LOG, lambda text: text.replace("val_exact_match", "exact"), "'val_exact_match'"),
-    (READOUT, rows(1, 2, 3), "ends after row 3"),
-    (READOUT, rows(1, 2, 3, 4, 4), "row 5 has the same .* as an earlier row"),
-    (READOUT, with_cell(3, "error", "1.5"), "row 3 .*'error'"),
-    (READOUT, with_cell(3, "stage", "nan"), "row 3 .*'stage'"),
-    (READOUT, with_cell(3, "split", ""), "row 3 has no split"),
-    (READOUT, with_cell(3, "split", "train"), "row 4, .* other splits .*'train'"),
-    (READOUT, lambda text: text.replace("entropy", "e"), "columns"),
-    (READOUT, lambda text: text.replace("error", "e"), "row 1 .*'error'"),
-    (RECORD, cut(0.5), "not JSON"),
-    (RECORD, lambda text: NESTED, "not JSON"),
-    (RECORD, lambda text: "[]", "not a dict"),
-    (RECORD, lambda text: text.replace('"rows"', '"columns"'), "'columns' twice"),
-    (RECORD, in_json(images=[3]), "'images' .*'readout'"),
-    (RECORD, in_json(images={"test": -1}), "'images' .*'readout'"),
-    (RECORD, in_json(data=["mnist"]), "'data' .*'readout'"),
-    (RECORD, in_json(pixels={}), "'pixels' .*'readout'"),
-    (RECORD, in_json(options=None), "'options' .*'readout'"),
-    (RECORD, in_json(options={"times": [3]}), "'options' .*'readout'"),
-    (RECORD, in_json(rows="3"), "'rows' .*'readout'"),
-    (RECORD, in_json(digits=[3]), "'digits' .*'readout'"),
-    (RECORD, lambda text: '{"readout": null}', "'network' .*'readout'"),
-    (SETTINGS, in_json(versions=NESTED[:50]), "'versions'"),
-    (SETTINGS, in_json(machine={"system": {}}), "'machine'"),
-    (SETTINGS, in_json(search=[]), "'search'"),
-    (SETTINGS, in_json(colour=3), "'colour'"),
-    *((SETTINGS, in_settings(name, "new"), f"`{name}`") for name in ("network", "dtype")),
-    *((SETTINGS, in_settings("width", value), "`width`") for value in ([4], True, math.nan)),
-    (SETTINGS, lambda text: text.replace('"width"', '"depth"'), "'depth' twice"),
-]
-
-
-@pytest.mark.parametrize("number", range(len(DAMAGED)))
-def test_damaged_files_are_named_with_the_place(runs, number):
-    name, change, place = DAMAGED[number]
+@pytest.mark.parametrize("name", ["log.csv", "probes/readout.csv", "probes/probes.json"])
+def test_damaged_files_are_named(runs, name):
     path = runs[1] / name
-    path.write_text(change(path.read_text()))
-    before = {file: file.read_bytes() for file in runs[0].parent.rglob("*") if file.is_file()}
-    with pytest.raises(ValueError, match=rf"^{path.name} is damaged: .*{place}") as raised:
+    path.write_text(path.read_text() + "," * 200)
+    with pytest.raises(ValueError, match=rf"^{path.name} is damaged"):
         compare(runs)
-    assert "\n" not in str(raised.value)
-    assert str(raised.value).endswith(f"Received: path={str(path)!r}")
-    assert "emove" not in str(raised.value)
-    assert before == {f: f.read_bytes() for f in runs[0].parent.rglob("*") if f.is_file()}
-
-
-@pytest.mark.parametrize("name", [LOG, READOUT, RECORD, SETTINGS])
-@pytest.mark.parametrize("kind", ["a pipe", "a link to nothing"])
-def test_what_is_no_file_is_neither_waited_for_nor_overlooked(runs, name, kind):
-    path = runs[1] / name
-    path.unlink()
-    os.mkfifo(path) if kind == "a pipe" else path.symlink_to("nothing")
-    with pytest.raises((OSError, ValueError), match=path.name):
-        compare(runs)
-
-
-def test_settings_with_names_that_are_not_utf_8(runs):
-    path = runs[1] / SETTINGS
-    path.write_text(in_settings("data_dir", "data\udc80")(path.read_text()))
-    assert "data\\udc80" in text_of(compare(runs))
-
-
-UNRECORDED = {"a block less": rows(1, 2, 3), "a block twice": rows(1, 2, 3, 4, 2)}
-
-
-@pytest.mark.parametrize(
-    "name", ["a block twice", pytest.param("a block less", marks=pytest.mark.nightly)]
-)
-def test_frames_without_a_record_have_the_blocks_of_the_network(runs, name):
-    (runs[1] / "probes/probes.json").unlink()
-    path = runs[1] / READOUT
-    text = path.read_text()
-    path.write_text(UNRECORDED[name](text))
-    with pytest.raises(ValueError, match=r"readout.csv is damaged: .*row [35]"):
-        compare(runs)
-    # Neither what a spreadsheet adds nor what another system ends lines with is damage.
-    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
-    assert "Reading out early" in text_of(compare(runs))
-
-
-@pytest.mark.parametrize("counts", [(3, 3, 2), (2, 3, 3)])
-def test_frames_without_a_record_have_every_stage_as_often(tmp_path, counts):
-    """Cut at the end, or without a row of its middle."""
-    frame = pd.DataFrame(
-        {"stage": stage, "repetition": repetition, "error": 0.5, "distance": 1.0}
-        for stage, count in enumerate(counts, start=1)
-        for repetition in range(count)
-    )
-    frame.to_csv(tmp_path / "repeat_last_block.csv", index=False)
-    with pytest.raises(ValueError, match=rf"stage {1 + counts.index(2)}, or more of others"):
-        read_frame(tmp_path / "repeat_last_block.csv")
 
 
 NAMES = {
@@ -385,15 +242,3 @@ def test_frames_are_read_as_they_were_written(tmp_path):
     assert found["computational_distance"][0]["stage"].tolist() == [1, 2, "all"]
     assert found["other"][0]["stage"].tolist() == [1, 2]
     assert {record for _, record in found.values()} == {None}
-    (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(ValueError, match=r"empty.csv is damaged: .*Received: path="):
-        read_frame(tmp_path / "empty.csv")
-
-
-@pytest.mark.parametrize("held_out", [2000, 5000])
-def test_validation_images_of_the_training_set_depend_on_how_many_are_held_out(held_out):
-    frame = pd.DataFrame({"epoch": [0], "stage": [1], "block": [0], "l2_ratio": [0.5]})
-    record = {"data": "cifar10", "images": {"validation": 512}, "pixels": "standardized"}
-    settings = Settings(data="cifar10", validation=held_out)
-    text = f"512 validation images of CIFAR-10, the first of {held_out:,} held out"
-    assert comparison._measured(frame, record, settings).on == text

@@ -1,6 +1,5 @@
 """Probes by name on saved networks: a real run, and its network as a file on its own."""
 
-import io
 import json
 import shutil
 
@@ -9,7 +8,6 @@ import pandas as pd
 import pytest
 from reference.random_network import random_network
 from refusals import refused
-from rich.console import Console
 
 import tfresidual as tfr
 from tfresidual import probes, sources
@@ -192,30 +190,6 @@ def test_lipschitz_bounds_of_a_file(run, tmp_path):
     frames, paths = probing.probe(tmp_path / "net.keras", ["lipschitz"], changes=changes)
     pd.testing.assert_frame_equal(frames["lipschitz"], probes.lipschitz(net), rtol=1e-4)
     assert paths[0] == tmp_path / "probes" / "net" / "lipschitz.csv"
-
-
-@pytest.mark.parametrize("is_series", [False, True])
-@pytest.mark.nightly
-def test_a_folder_that_is_removed_meanwhile(run, series, tmp_path, is_series):
-    """It is not made anew with what is measured after that."""
-    folder = tmp_path / "probes"
-
-    class Removing(io.StringIO):
-        def write(self, text):
-            if "running readout" in text:
-                shutil.rmtree(folder)
-            return super().write(text)
-
-    with pytest.raises(FileNotFoundError, match=r"folder was removed .*Received: folder="):
-        probing.probe(
-            series[0] if is_series else run[0],
-            ["block_metrics", "readout"],
-            folder,
-            images=8,
-            changes=data_changes(run),
-            console=Console(file=Removing()),
-        )
-    assert not folder.exists()
 
 
 def test_a_probe_that_fails_loses_nothing(run, tmp_path):

@@ -1,30 +1,10 @@
 """Settings files that are damaged: nothing is trained, probed or searched on them."""
 
-import dataclasses
-import json
-
 import pytest
 
 from tfresidual.jobs import depth_study, probing, study, training
-from tfresidual.jobs.run_folder import claim, read_settings, refuse_other_settings
+from tfresidual.jobs.run_folder import claim
 from tfresidual.jobs.settings import Settings
-
-WHOLE = json.dumps({"settings": dataclasses.asdict(Settings(depth=8, width=4))}, indent=2)
-DAMAGED = {
-    "cut": (WHOLE[:100].encode(), "it is not JSON"),
-    "empty": (b"", "it is not JSON"),
-    "binary": (b"\x00\xff\xfe" * 30, "it is not JSON"),
-    "null": (b"null", "its content is not a dict"),
-    "a list": (b"[1, 2]", "its content is not a dict"),
-    "nested without end": (b"[" * 100_000, "it is not JSON"),
-    "no settings": (b"{}", "it does not hold the settings of the run"),
-    "settings that are a list": (b'{"settings": []}', "it does not hold the settings"),
-    "an unknown key": (
-        WHOLE.replace('"width"', '"breadth"').encode(),
-        "it has settings that this version of tfresidual does not know: 'breadth'",
-    ),
-}
-
 
 JOBS = {
     "train": lambda folder: training.train(folder, Settings(depth=8, width=4)),
@@ -34,22 +14,14 @@ JOBS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "job"),
-    [*((kind, "train") for kind in DAMAGED), *(("cut", job) for job in JOBS if job != "train")],
-)
-def test_a_damaged_settings_file_is_named(tmp_path, kind, job):
-    content, reason = DAMAGED[kind]
+@pytest.mark.parametrize("job", JOBS)
+def test_a_damaged_settings_file_is_named_and_stays(tmp_path, job):
     path = tmp_path / "settings.json"
-    path.write_bytes(content)
+    path.write_text("{")
     (tmp_path / "model.keras").write_bytes(b"a network")
-    with pytest.raises(ValueError, match=r"^settings\.json is damaged: ") as raised:
+    with pytest.raises(ValueError, match=r"^settings\.json is damaged: "):
         JOBS[job](tmp_path)
-    message = str(raised.value)
-    assert reason in message
-    assert message.endswith(f"Put it back, or choose another folder. Received: path={str(path)!r}")
-    assert "\n" not in message
-    assert path.read_bytes() == content
+    assert path.read_text() == "{"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.keras", "settings.json"]
 
 
@@ -82,30 +54,12 @@ def test_half_a_run_is_not_made_anew(tmp_path, left, missing):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_search_whose_settings_are_damaged(tmp_path):
-    parts = {"settings": Settings(), "search": depth_study.SearchSettings()}
-    claim(tmp_path, parts)
-    content = read_settings(tmp_path)
-    refuse_other_settings(tmp_path, parts)
-    for search in (None, [], {"starts": 3}):
-        (tmp_path / "settings.json").write_text(json.dumps(content | {"search": search}))
-        with pytest.raises(ValueError, match=r"settings\.json is damaged: .*Received: path="):
-            refuse_other_settings(tmp_path, parts)
-
-
-def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path):
-    (tmp_path / "settings.json").mkdir()
-    with pytest.raises(IsADirectoryError, match=r"settings\.json"):
-        training.train(tmp_path, Settings(depth=8, width=4))
-
-
-@pytest.mark.parametrize("content", [b"", b"null", b"{", b"\xff"])
-def test_a_damaged_record_of_probes_stays(tmp_path, content):
+def test_a_damaged_record_of_probes_stays(tmp_path):
     """Said before anything is probed."""
     claim(tmp_path, {"settings": Settings()})
     (tmp_path / "model.keras").write_bytes(b"not looked at")
     (tmp_path / "probes").mkdir()
-    (tmp_path / "probes" / "probes.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"probes\.json is damaged.*move it elsewhere.*Received:"):
+    (tmp_path / "probes" / "probes.json").write_text("{")
+    with pytest.raises(ValueError, match=r"probes\.json is damaged"):
         probing.probe(tmp_path)
-    assert (tmp_path / "probes" / "probes.json").read_bytes() == content
+    assert (tmp_path / "probes" / "probes.json").read_text() == "{"

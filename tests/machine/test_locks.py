@@ -4,23 +4,16 @@ Not covered: Windows, and network file systems.
 """
 
 import contextlib
-import errno
-import fcntl
-import os
-import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from datetime import datetime
 
-import filelock
 import pytest
 from bare_package import BARE
 
-from tfresidual.machine.locks import FolderInUseError, locked, remove_abandoned
+from tfresidual.machine.locks import FolderInUseError, locked
 
 HOLD = (
     BARE
@@ -49,11 +42,6 @@ def holder(folder, *arguments, ends_by=signal.SIGTERM):
         process.stdout.close()
 
 
-def killed_holder(folder, *arguments):
-    with holder(folder, *arguments, ends_by=signal.SIGKILL):
-        pass
-
-
 def enter(folder, *arguments, **options):
     with locked(folder, *arguments, **options):
         pass
@@ -63,102 +51,41 @@ def names(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-def test_the_folder_is_made_and_nothing_else_stays(tmp_path):
-    with locked(tmp_path / "new" / "run"):
-        assert names(tmp_path) == ["new", "new/run", "new/run/.lock"]
-    assert names(tmp_path) == ["new", "new/run"]
-
-
 @pytest.mark.parametrize(
     ("error", "writes", "left"),
     [
+        (None, False, ["new", "new/run"]),
         (ValueError, False, []),
         (KeyboardInterrupt, False, []),
         (ValueError, True, ["new", "new/run", "new/run/log.csv"]),
     ],
 )
-def test_a_block_that_fails_leaves_what_it_has_written(tmp_path, error, writes, left):
-    with pytest.raises(error), locked(tmp_path / "new" / "run"):
+def test_a_block_leaves_what_it_has_written(tmp_path, error, writes, left):
+    with pytest.raises(error) if error else contextlib.nullcontext(), locked(tmp_path / "new/run"):
+        assert names(tmp_path) == ["new", "new/run", "new/run/.lock"]
         if writes:
             (tmp_path / "new" / "run" / "log.csv").write_text("mine")
-        raise error
+        if error:
+            raise error
     assert names(tmp_path) == left
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_second_process_is_told_who_holds_it(tmp_path, beside):
+def test_a_second_process_is_refused(tmp_path, beside):
     target = tmp_path / "run"
-    begun = time.monotonic()
-    with holder(target, *(["beside"] if beside else [])) as process:
+    with holder(target, *(["beside"] if beside else [])):
         before = names(tmp_path)
-        with pytest.raises(FolderInUseError) as raised:
+        with pytest.raises(FolderInUseError, match="`path`"):
             enter(target, "path", beside=beside)
     assert names(tmp_path) == before
-    message = str(raised.value)
-    assert f"process {process.pid} on {socket.gethostname()}, `-c {target}" in message
-    since = datetime.fromisoformat(message.split(", since ")[1].split(". Wait")[0])
-    assert abs(time.time() - since.timestamp()) < time.monotonic() - begun + 2
-    assert message.endswith(f"choose another `path`. Received: path={str(target)!r}")
 
 
-def test_a_killed_process_holds_nothing_and_is_not_named(tmp_path):
-    killed_holder(tmp_path)
+def test_a_killed_process_holds_nothing(tmp_path):
+    with holder(tmp_path, ends_by=signal.SIGKILL):
+        pass
     assert names(tmp_path) == [".lock"]
-    # Between the lock and the signature of whoever holds it now.
-    with filelock.FileLock(tmp_path / ".lock"), pytest.raises(FolderInUseError) as raised:
-        enter(tmp_path)
-    assert "writing to this folder. Wait" in str(raised.value)
-    with (
-        holder(tmp_path, ends_by=signal.SIGKILL) as second,
-        pytest.raises(FolderInUseError) as raised,
-    ):
-        enter(tmp_path)
-    assert f"process {second.pid} on" in str(raised.value)
     enter(tmp_path)
     assert names(tmp_path) == []
-
-
-def test_a_record_that_nobody_wrote_is_not_read(tmp_path):
-    path, text = tmp_path / ".lock", " " + '{"pid": ' * 100_000
-    path.write_text(text)
-    enter(tmp_path)
-    with filelock.FileLock(path):
-        path.write_text(text)
-        with pytest.raises(FolderInUseError):
-            enter(tmp_path)
-
-
-def test_what_killed_processes_held_is_removed(tmp_path):
-    """And nothing else: what others hold, or wrote."""
-    killed_holder(tmp_path / "killed", "beside")
-    with holder(tmp_path / "alive", "beside"):
-        (tmp_path / ".other.lock").write_text("{}")
-        (tmp_path / ".empty.lock").touch()
-        before = names(tmp_path)
-        remove_abandoned(tmp_path)
-        assert ".killed.lock" in before
-        assert names(tmp_path) == [name for name in before if name != ".killed.lock"]
-
-
-REFUSED = (
-    BARE
-    + "from tfresidual.machine.locks import *\n"
-    + """
-remove_abandoned(sys.argv[1])
-try:
-    with locked(sys.argv[1] + "/run", beside=True): pass
-except FolderInUseError as error:
-    print(error)
-"""
-)
-
-
-def test_another_container_is_told_who_holds_it(tmp_path, in_container):
-    """There, no process has the id of this one."""
-    with locked(tmp_path / "run", beside=True):
-        told = subprocess.check_output([*in_container, REFUSED, str(tmp_path)], text=True)
-        assert names(tmp_path) == [".run.lock"]
-    assert f"process {os.getpid()} on" in told
 
 
 def test_a_thread_may_lock_again_and_another_may_not(tmp_path, monkeypatch):
@@ -169,7 +96,7 @@ def test_a_thread_may_lock_again_and_another_may_not(tmp_path, monkeypatch):
         try:
             enter(tmp_path / "run")
         except FolderInUseError as error:
-            refused.append(str(error))
+            refused.append(error)
 
     with locked(tmp_path / "run"):
         enter("run")
@@ -177,7 +104,7 @@ def test_a_thread_may_lock_again_and_another_may_not(tmp_path, monkeypatch):
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
-    assert len(refused) == 1 and f"process {os.getpid()} on" in refused[0]
+    assert len(refused) == 1
     assert names(tmp_path) == ["run"]
 
 
@@ -242,20 +169,6 @@ def test_processes_take_turns(tmp_path):
 
 def test_a_folder_below_a_file(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(NotADirectoryError, match="`out` must be a folder"):
+    with pytest.raises(NotADirectoryError, match="`out`"):
         enter(tmp_path / "file" / "run", "out")
     assert names(tmp_path) == ["file"]
-
-
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks(tmp_path, monkeypatch, code):
-    def flock(*_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(OSError, match=r"file system that can lock files.* Received: folder="):
-        enter(tmp_path / "run")
-    monkeypatch.undo()
-    # Nothing that another process would take for a lock.
-    assert names(tmp_path) in ([], ["run", "run/.lock"])
-    enter(pathlib.Path(tmp_path, "run"))

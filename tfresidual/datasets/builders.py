@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import io
 import math
 import pathlib
-import re
 import sys
 
 import numpy as np
-import tensorflow as tf
 
 from tfresidual.definitions.data_sets import DATA_SETS
 from tfresidual.machine.console import progress_bar, redirected
-from tfresidual.machine.files import damaged, is_full, no_room
 from tfresidual.machine.memory import check_fits
 from tfresidual.machine.passes import without_tuning
 
@@ -35,13 +31,10 @@ def prepared(name, digits, sizes, data_dir, download):
             f"train_size={train_size}, validation={validation_size}, test_size={test_size}",
         )
         draw = importlib.import_module(f"tfresidual.datasets.{data.drawn}").builder
-        with _damaged(folder_of(data_dir, name)):
-            builder = draw(digits, *sizes, data_dir)
-        with _with_room(builder):
-            builder.download_and_prepare()
+        builder = draw(digits, *sizes, data_dir)
+        builder.download_and_prepare()
         return builder
-    with _damaged(folder_of(data_dir, name)):
-        builder = tfds.builder(name, data_dir=data_dir)
+    builder = tfds.builder(name, data_dir=data_dir)
     if builder.data_path.exists():
         return builder
     if not download:
@@ -57,44 +50,16 @@ def prepared(name, digits, sizes, data_dir, download):
     # write progress bars into logs.
     terminal = sys.stderr
     bars = terminal if terminal.isatty() else io.StringIO()
-    with redirected(terminal, bars), _with_room(builder):
+    with redirected(terminal, bars):
         builder.download_and_prepare()
     return builder
 
 
-def folder_of(data_dir, *names):
-    """Returns the folder in which tensorflow-datasets stores the data of these names."""
+def folder_of(data_dir):
+    """Returns the folder in which tensorflow-datasets stores its data."""
     import tensorflow_datasets as tfds
 
-    return pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser().joinpath(*names)
-
-
-# The data may be intact and the libraries not fit for it, so nothing is to be removed.
-_REMEDY = "Move the folder elsewhere and prepare the data again"
-
-
-@contextlib.contextmanager
-def _damaged(path):
-    """Reports errors of tensorflow-datasets on reading a folder as damaged or unreadable data."""
-    try:
-        yield
-    except (PermissionError, tf.errors.PermissionDeniedError) as error:
-        raise PermissionError(f"The data cannot be read. Received: path={str(path)!r}") from error
-    except Exception as error:
-        # tensorflow-datasets passes on errors of many kinds from its dependencies.
-        reason = re.sub(r"{{.*}}|\[Op:.*", "", getattr(error, "message", str(error)))
-        raise damaged(path, reason, _REMEDY) from error
-
-
-@contextlib.contextmanager
-def _with_room(builder):
-    """Reports errors of tensorflow-datasets that are caused by a full disk as such."""
-    try:
-        yield
-    except Exception as error:
-        if is_full(error):
-            raise no_room(builder.data_path, error) from error
-        raise
+    return pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
 
 
 def read_split(builder, split):
@@ -102,13 +67,12 @@ def read_split(builder, split):
     import tensorflow_datasets as tfds
 
     batches = []
-    with _damaged(builder.data_path):
-        config = tfds.ReadConfig(try_autocache=False, interleave_cycle_length=1)
-        dataset = without_tuning(builder.as_dataset(split=split, read_config=config).batch(1024))
-        with progress_bar(f"Reading {builder.name} {split}", len(dataset)) as advance:
-            for batch in dataset.as_numpy_iterator():
-                batches.append(batch)
-                advance()
+    config = tfds.ReadConfig(try_autocache=False, interleave_cycle_length=1)
+    dataset = without_tuning(builder.as_dataset(split=split, read_config=config).batch(1024))
+    with progress_bar(f"Reading {builder.name} {split}", len(dataset)) as advance:
+        for batch in dataset.as_numpy_iterator():
+            batches.append(batch)
+            advance()
     found = {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
     if "label" in found:
         return found["image"], found["label"].astype(np.int64)

@@ -18,7 +18,7 @@ from tfresidual.jobs.frames import read_frames
 from tfresidual.jobs.run_folder import SETTINGS_FILE, read_settings, settings_of
 from tfresidual.jobs.settings import Settings, describe, used
 from tfresidual.machine.console import printable, say
-from tfresidual.machine.files import check_folder, damaged
+from tfresidual.machine.files import check_folder, read_table
 from tfresidual.plots import style
 from tfresidual.plots.declared import FIGURES, frames_of
 from tfresidual.probes.logs import blocks_of, from_logs
@@ -28,7 +28,6 @@ from tfresidual.report.findings import error_of_share, of_test
 from tfresidual.report.study import images_text
 from tfresidual.report.tables import from_settings
 from tfresidual.training.checkpoints import REMEDY as REMEDY_OF_LOGS
-from tfresidual.training.checkpoints import TrainingFolder, read_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -178,9 +177,9 @@ def _target(page, folders):
 def _read(folder):
     """Returns the run in a folder."""
     settings = settings_of(folder)
-    log = _log_in(folder, settings)
+    log = read_table(folder / "log.csv", REMEDY_OF_LOGS)
     parts = (folder / "frames", folder / "probes")
-    studied, probed = (read_frames(part, FRAMES, blocks_of(log)) for part in parts)
+    studied, probed = (read_frames(part, FRAMES) for part in parts)
     if blocks_of(log):
         # The log is what a study made its frame of.
         _, what = studied.get("block_metrics_by_epoch", (None, None))
@@ -190,25 +189,6 @@ def _read(folder):
         for part in (studied, probed)
     )
     return _Run(settings, read_settings(folder), log, *measured)
-
-
-def _log_in(folder, settings):
-    """Returns the log of the run in a folder, with at least one epoch."""
-    path = folder / "log.csv"
-    log = read_log(path, ("epoch", "loss"))
-    metric = "exact_match" if describe(settings).multi_label else "accuracy"
-    missing = [name for name in ("val_loss", metric, f"val_{metric}") if name not in log]
-    done = TrainingFolder(folder, f"val_{metric}").epochs()
-    if log.empty:
-        reason = "it has no epoch"
-    elif missing:
-        reason = f"it has no column {missing[0]!r}"
-    elif not done <= len(log) <= settings.epochs:
-        most = done if len(log) < done else settings.epochs
-        reason = f"it ends after row {len(log) + 1}, and the training has {most} epochs"
-    else:
-        return log
-    raise damaged(path, reason, REMEDY_OF_LOGS)
 
 
 def _measured(frame, record, settings):

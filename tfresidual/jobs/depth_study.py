@@ -48,7 +48,7 @@ from tfresidual.jobs.run_folder import (
 )
 from tfresidual.jobs.settings import check, describe, stages_of, used
 from tfresidual.machine.console import redirected, say
-from tfresidual.machine.files import replacing, written
+from tfresidual.machine.files import replacing
 from tfresidual.machine.locks import locked
 from tfresidual.machine.memory import check_fits
 from tfresidual.probes.logs import log_key
@@ -344,7 +344,7 @@ def _conclude(folder, settings, test, console, seconds):
         error = 1 - network.evaluate(test, return_dict=True, verbose=0)[metric]
         with replacing(folder / MODEL_FILE) as path:
             network.save(path)
-    with written(folder / "outcome.json") as path:
+    with replacing(folder / "outcome.json") as path:
         content = dataclasses.asdict(outcome) | {"epsilon": settings.epsilon, "test_error": error}
         path.write_text(json.dumps(content, indent=2) + "\n")
     content = read_settings(folder)

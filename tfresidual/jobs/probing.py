@@ -17,7 +17,6 @@ from tfresidual.jobs.frames import (
     described,
     known_records,
     record,
-    size_of,
     write_frames_and_figures,
 )
 from tfresidual.jobs.targets import (
@@ -75,10 +74,10 @@ def probe(
             drops anew.
         folder: where to write; by default `probes` in the folder of the run or of the series, or
             `probes/NAME` beside any other network. The file `probes.json` there records what each
-            frame was measured on, and its rows and columns. The frames of a series have the column
-            `epoch`, counted from 0 (-1 is before the first epoch), and its figures are those of
-            the last network and those over the epochs. Until a series is complete, its files are
-            in the subfolder `unfinished`, and those of an earlier probe stay in place.
+            frame was measured on. The frames of a series have the column `epoch`, counted from 0
+            (-1 is before the first epoch), and its figures are those of the last network and those
+            over the epochs. Until a series is complete, its files are in the subfolder
+            `unfinished`, and those of an earlier probe stay in place.
         splits: `"train"`, `"test"` or both.
         images: int, number of images of each split, rounded up to whole batches; by default all
             test images, and the same number of training images.
@@ -213,13 +212,13 @@ def _run(asked, console):
             paths |= dict.fromkeys(written_now)
             frames |= measured
             if not asked.is_series:
-                known |= {name: what | size_of(frame) for name, frame in measured.items()}
+                known |= dict.fromkeys(measured, what)
                 paths[record(asked.folder, known)] = None
     if asked.is_series:
         figures = study_figures(_by_epoch(frames), options.epsilon)
         paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
         paths = {path.replace(asked.folder / path.name): None for path in paths}
-        known |= {name: what | size_of(frame) for name, frame in frames.items()}
+        known |= dict.fromkeys(frames, what)
         paths[record(asked.folder, known)] = None
         # Files that an interrupted run of other probes left there stay.
         with contextlib.suppress(OSError):

@@ -11,9 +11,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.jobs.settings import SOURCES, Settings, check, used
+from tfresidual.jobs.settings import SOURCES, Settings, check
 from tfresidual.machine.backends import BACKEND
-from tfresidual.machine.files import check_folder, damaged, read_json, replacing
+from tfresidual.machine.files import check_folder, read_json, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -27,7 +27,6 @@ MODEL_FILE = "model.keras"
 RESULTS = ("frames", "report.html", "outcome.json")
 TRAININGS = ("log.csv", MODEL_FILE, "checkpoints", "search")
 REMEDY = "Put it back, or choose another folder"
-_PARTS = ("settings", "search", "pruning", "network", "versions", "machine")
 # What the folder of a run holds that has a part beside its settings.
 _KINDS = {"search": "a search", "pruning": "a pruned network"}
 PACKAGES: tuple[str, ...] = (
@@ -65,12 +64,11 @@ def refuse_other_settings(
         )
     changed, before = {}, {}
     for name, part in parts.items():
-        _check_known(folder, content, name, type(part))
         shown = {
             field.name: field.metadata.get("shown", field.name)
             for field in dataclasses.fields(part)
         }
-        for key, (earlier, now) in changed_settings(part, content[name]).items():
+        for key, (earlier, now) in _changed(part, content[name]).items():
             if key not in free:
                 before[shown[key]], changed[shown[key]] = earlier, now
     if changed:
@@ -92,7 +90,7 @@ def refuse_remains(folder: pathlib.Path, names: Iterable[str], missing: str) -> 
         )
 
 
-def changed_settings(part: Any, kept: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _changed(part, kept):
     """Returns settings that differ from an earlier run's: earlier and present value by name.
 
     Where the images are does not count. A setting that the earlier run lacks had its default.
@@ -156,57 +154,14 @@ def claim(folder: pathlib.Path, parts: Mapping[str, Any]) -> None:
 
 def read_settings(folder: StrPath) -> dict[str, Any]:
     """Returns the content of a run's settings file, a dict; damage is a `ValueError`."""
-    content = read_json(pathlib.Path(folder) / SETTINGS_FILE, REMEDY)
-    _check_known(folder, content, "settings", Settings)
-    return content
+    return read_json(pathlib.Path(folder) / SETTINGS_FILE, REMEDY)
 
 
 def settings_of(folder: StrPath) -> Settings:
     """Returns the `Settings` of a run; raises the errors of `read_settings`."""
-    content = read_settings(folder)["settings"]
-    try:
-        settings = Settings(**content)
-        check(settings)
-        used(settings)
-    except (TypeError, ValueError) as error:
-        raise damaged(pathlib.Path(folder) / SETTINGS_FILE, error, REMEDY) from error
+    settings = Settings(**read_settings(folder)["settings"])
+    check(settings)
     return settings
-
-
-def _check_known(folder, content, name, kind):
-    """Raises a `ValueError` unless a group of settings holds a dataclass's fields, of its types."""
-    path, group = pathlib.Path(folder) / SETTINGS_FILE, content.get(name)
-    if not isinstance(group, dict):
-        raise damaged(path, f"it does not hold the {name} of the run", REMEDY)
-    types = {field.name: field.type for field in dataclasses.fields(kind)}
-    unknown = set(group) - set(types) or set(content) - {*_PARTS, name}
-    if unknown:
-        names = ", ".join(map(repr, sorted(unknown)))
-        reason = f"it has settings that this version of tfresidual does not know: {names}"
-        raise damaged(path, reason, REMEDY)
-    for key, value in group.items():
-        if not any(_is_of(value, expected) for expected in types[key].split(" | ")):
-            reason = f"`{key}` must be {types[key].replace(' | ', ' or ')}, not {value!r}"
-            raise damaged(path, reason, REMEDY)
-    for part in ("versions", "machine"):
-        known = content.get(part, {})
-        if not isinstance(known, dict) or not all(isinstance(v, str) for v in known.values()):
-            raise damaged(path, f"{part!r} must be texts by name", REMEDY)
-    for part in _KINDS:
-        if not isinstance(content.get(part, {}), dict):
-            raise damaged(path, f"{part!r} must be settings by name", REMEDY)
-
-
-def _is_of(value, expected):
-    """Returns whether a value of JSON fits a type as it is written in a dataclass."""
-    if expected == "None":
-        return value is None
-    if expected.startswith("tuple["):
-        return isinstance(value, list) and all(_is_of(part, "int") for part in value)
-    if expected == "bool" or isinstance(value, bool):
-        return expected == "bool" and isinstance(value, bool)
-    # All other types are names of a choice.
-    return isinstance(value, {"int": int, "float": (int, float)}.get(expected, str))
 
 
 def _plain(part):

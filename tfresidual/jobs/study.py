@@ -21,7 +21,6 @@ from tfresidual.jobs.frames import (
     count_images,
     described,
     record,
-    size_of,
     write_frames_and_figures,
 )
 from tfresidual.jobs.run_folder import MODEL_FILE, read_settings
@@ -62,7 +61,7 @@ def run(
       if the training was already complete, on another backend than TensorFlow);
     - `model.keras`: the network of the best epoch;
     - `frames/*.csv`: the frames that the probes returned, and `frames/probes.json`: for each, the
-      number of images of each split that it was measured on, and its rows and columns;
+      number of images of each split that it was measured on;
     - `figures/*.png`: the figures;
     - `report.html`: all results on one page.
 
@@ -166,14 +165,14 @@ def _probe(folder, result, data, settings, console):
                 # A frame without splits was measured on the weights alone.
                 read = counts if "split" in frame else {}
                 what = described(network, settings, read, "standardized", changed)
-                records[key] = what | size_of(frame)
+                records[key] = what
     if blocks_of(result.log):
         # The log of a training on another backend has no metrics of the blocks.
         frames["block_metrics_by_epoch"] = probes.from_logs(result.log)
         probed = data.validation.take(batches_of(IMAGES_PER_EPOCH, settings))
         read = {"validation": count_images(probed)}
         what = described(network, settings, read, "standardized", options)
-        records["block_metrics_by_epoch"] = what | size_of(frames["block_metrics_by_epoch"])
+        records["block_metrics_by_epoch"] = what
     return frames | {"log": result.log}, records
 
 

@@ -12,13 +12,11 @@ from tfresidual.datasets.description import normalization
 from tfresidual.definitions.arguments import ArgumentError, checked_path
 from tfresidual.jobs.run_folder import (
     MODEL_FILE,
-    REMEDY,
     SETTINGS_FILE,
     read_settings,
     settings_of,
 )
 from tfresidual.jobs.settings import Settings, describe, with_data_of_file
-from tfresidual.machine.files import damaged
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.outputs import is_binary
 from tfresidual.sources.saved_model.format import check_whole, is_saved_model, series_of
@@ -130,10 +128,7 @@ def pixels_for(path):
     folder = _run_of(path)
     # Only runs that began with a network from elsewhere have another one.
     network = {} if folder is None else read_settings(folder).get("network", {})
-    pixels = network.get("pixels", USUAL) if isinstance(network, dict) else None
-    if pixels not in datasets.PIXELS:
-        raise damaged(folder / SETTINGS_FILE, "`pixels` of the network are no format", REMEDY)
-    return pixels
+    return network.get("pixels", USUAL)
 
 
 def _other_source(settings, changes):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.machine.tables import NUMBER, Kind, read_table, whole
+from tfresidual.machine.files import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -131,12 +131,6 @@ def from_logs(history: keras.callbacks.History | dict[str, Any] | Frame | StrPat
     return frame if frame["split"].notna().any() else frame.drop(columns="split")
 
 
-def _kinds(texts):
-    """Returns what the columns of a log hold: callbacks of a user may have logged texts."""
-    kinds = {name: NUMBER if KEY.fullmatch(name) else Kind("a text", str) for name in texts}
-    return kinds | ({"epoch": whole(0)} if "epoch" in texts else {})
-
-
 def _table(history):
     if hasattr(history, "history"):
         history = history.history
@@ -145,5 +139,5 @@ def _table(history):
     elif isinstance(history, dict):
         table = pd.DataFrame(history)
     else:
-        table = read_table(history, _kinds, "Put it back")
+        table = read_table(history)
     return table if "epoch" in table else table.assign(epoch=range(len(table)))

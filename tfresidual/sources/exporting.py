@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tfresidual import sources
 from tfresidual.definitions.arguments import check_bool, checked_path
 from tfresidual.machine.files import remove_unfinished
-from tfresidual.machine.locks import locked, remove_abandoned
+from tfresidual.machine.locks import locked
 from tfresidual.sources.saved_model.format import check_can_open
 from tfresidual.sources.saved_model.writer import check_target, write
 
@@ -69,7 +69,8 @@ def export(
             the path is not a folder.
         tfresidual.machine.locks.FolderInUseError: if another process is writing the same
             SavedModel.
-        OSError: if the SavedModel cannot be written, for example because the disk is full.
+        OSError, tensorflow.errors.OpError: if the SavedModel cannot be written, for example because
+            the disk is full.
         ValueError: if `net` cannot be probed, computes with something that a SavedModel cannot
             hold, has an input whose name cannot be that of an argument, or differs by more than
             rounding from the functions to be written, or if another argument cannot be used.
@@ -81,7 +82,6 @@ def export(
     check_target(path, overwrite)
     with locked(path, "path", beside=True):
         # A process that was killed may have left the new and the old SavedModel beside the path.
-        remove_unfinished(path.parent)
-        remove_abandoned(path.parent)
+        remove_unfinished(path.parent, path.name)
         check_target(path, overwrite)
         write(sources.chain(net), path, probing)

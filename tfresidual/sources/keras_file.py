@@ -10,7 +10,6 @@ import keras
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.archives import RefusedFileError, check_model_file
-from tfresidual.machine.files import check_file
 from tfresidual.routing.losses import single
 from tfresidual.sources.saved_model.format import UNREADABLE
 
@@ -71,7 +70,6 @@ def model_in(path):
 
 
 def _is_archive(path):
-    check_file(path)
     # An unreadable file is not necessarily damaged.
     with path.open("rb") as file:
         try:

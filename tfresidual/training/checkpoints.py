@@ -10,9 +10,7 @@ import pandas as pd
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine import backends
-from tfresidual.machine.archives import RefusedFileError, check_model_file
-from tfresidual.machine.files import check_file, damaged, remove_unfinished, replacing
-from tfresidual.machine.tables import NUMBER, Kind, read_table, whole
+from tfresidual.machine.files import damaged, read_table, remove_unfinished, replacing
 
 CHECKPOINT = re.compile(r"epoch-([0-9]+)\.keras")
 # Keras does not save the states of random generators (of dropout) in a .keras file.
@@ -20,40 +18,6 @@ GENERATORS = "tfresidual-generators.json"
 # Nor those of generators that belong to no network.
 OTHER_GENERATORS = "tfresidual-torch-generators.json"
 REMEDY = "Put it back, or train in another folder"
-_ANYTHING = Kind("a text", lambda text: text or None)
-
-
-def read_log(path, columns):
-    """Returns the log of a training, a row per epoch; some columns must be there, as numbers."""
-
-    def kinds(texts):
-        for name in columns:
-            if name not in texts:
-                raise damaged(path, f"it has no column {name!r}", REMEDY)
-        return {name: kind(name, texts[name], texts) for name in texts}
-
-    def kind(name, texts, header):
-        if name == "epoch":
-            return whole(0)
-        # A callback may log text, but then it does so in every epoch.
-        is_metric = name in columns or "/" in name or name.startswith("val_")
-        is_metric = is_metric or f"val_{name}" in header
-        return _ANYTHING if not is_metric and all(map(_is_text, texts)) else NUMBER
-
-    log = read_table(path, kinds, REMEDY)
-    wrong = log.index != log["epoch"]
-    if wrong.any():
-        row = wrong.argmax()
-        reason = f"row {row + 2} is of epoch {log['epoch'].iloc[row]} (from 0), not of epoch {row}"
-        raise damaged(path, reason, REMEDY)
-    return log
-
-
-def _is_text(text):
-    try:
-        return not isinstance(NUMBER.value(text), (int, float))
-    except ValueError:
-        return True
 
 
 class TrainingFolder:
@@ -94,7 +58,7 @@ class TrainingFolder:
         """Returns the log as a `pandas.DataFrame`, without rows if there is no log."""
         if not self.log_path.exists():
             return pd.DataFrame()
-        return read_log(self.log_path, ("epoch", self.monitor))
+        return read_table(self.log_path, REMEDY)
 
     def best_epoch(self, log):
         """Returns the epoch with the highest monitored value, the earliest if there are several."""
@@ -123,23 +87,12 @@ class TrainingFolder:
             self.log_path.unlink(missing_ok=True)
             return None, 0, pd.DataFrame()
         epoch, path = newest
-        network = opened(path, "A training keeps only its newest checkpoint. " + REMEDY)
+        network = opened(path)
         self.random_state = _random_state_in(path)
         log = self._log_until(epoch)
-        if not log[self.monitor].isna().all() and (best := self.best_epoch(log)) != epoch:
-            self._check_best(best)
         self._write_log(log)
         self._keep_best(log, epoch, path)
         return network, epoch + 1, log
-
-    def _check_best(self, epoch):
-        """Raises an error if the best network, from an earlier epoch, is missing or damaged."""
-        if not self.model_path.exists():
-            raise FileNotFoundError(
-                f"The network of epoch {epoch}, the best so far, is missing. {REMEDY}. "
-                f"Received: path={str(self.model_path)!r}"
-            )
-        opened(self.model_path)
 
     def add(self, log, network):
         """Writes the log and checkpoint of an epoch and, if it is the best so far, its network."""
@@ -191,33 +144,21 @@ def _random_state_in(path):
     with zipfile.ZipFile(path) as archive:
         if backends.BACKEND != "torch" or OTHER_GENERATORS not in archive.namelist():
             return None
-        try:
-            return json.loads(archive.read(OTHER_GENERATORS))
-        except ValueError as error:
-            raise damaged(path, error, REMEDY) from error
+        return json.loads(archive.read(OTHER_GENERATORS))
 
 
-def opened(path, remedy=REMEDY):
+def opened(path):
     """Returns the network in a run's `.keras` file, with the states of its random generators."""
-    check_file(path)
-    # An error of a file that exists but cannot be read.
-    path.open("rb").close()
     try:
-        check_model_file(path)
         with zipfile.ZipFile(path) as archive:
-            if (name := archive.testzip()) is not None:
-                raise ValueError(f"{name} in it is")
             network = keras.saving.load_model(path)
             # The file of a network without random generators need not have the states.
             if GENERATORS in archive.namelist() or _generators(network):
                 states = json.loads(archive.read(GENERATORS))
                 for variable, state in zip(_generators(network), states, strict=True):
                     variable.assign(state)
-    except RefusedFileError:
-        raise
-    except Exception as error:
-        # Keras passes on errors of many kinds from its dependencies.
-        raise damaged(path, error, remedy) from error
+    except zipfile.BadZipFile as error:
+        raise damaged(path, error, REMEDY) from error
     return network
 
 

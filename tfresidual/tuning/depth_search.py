@@ -26,7 +26,7 @@ from tfresidual.definitions.arguments import ArgumentError, check_int, check_num
 from tfresidual.definitions.settings import EPSILON
 from tfresidual.definitions.warning import warn
 from tfresidual.machine.archives import RefusedFileError, check_weights_file
-from tfresidual.machine.files import check_room, damaged, read_json, replacing
+from tfresidual.machine.files import damaged, read_json, replacing
 from tfresidual.machine.first_step import build_optimizer, traced_once
 from tfresidual.machine.locks import LOCK, locked
 from tfresidual.machine.memory import TooLargeError, check_fits
@@ -103,8 +103,6 @@ ACCURACY_METRICS = (
 )
 # Methods of callbacks that call those of a tuner.
 HOOKS = ("on_epoch_begin", "on_epoch_end", "on_train_batch_begin", "on_train_batch_end")
-# What HDF5 writes beside each variable, in bytes.
-HEADER_BYTES = 4096
 
 
 class DepthSearch(BuildingTuner):
@@ -396,8 +394,6 @@ class DepthSearch(BuildingTuner):
         if not execution or worst < self._least:
             self._least = worst
             with replacing(pathlib.Path(self.get_trial_dir(trial.trial_id), WEIGHTS_FILE)) as path:
-                # A process in which HDF5 finds a full disk crashes when it saves the next file.
-                check_room(path, _bytes_in_hdf5(network))
                 network.save_weights(path)
         data, _ = self._images(kwargs)
         for stage, numbers in compared_with_built(network, chain, built, data).items():
@@ -736,12 +732,6 @@ def _check_memory(network, depths, fit_args, fit_kwargs):
 
 def _bytes(tensor, shape):
     return math.prod(shape) * tf.as_dtype(tensor.dtype).size
-
-
-def _bytes_in_hdf5(network):
-    """Returns about how large the file of the weights of a compiled network becomes, at most."""
-    variables = [*network.variables, *network.optimizer.variables]
-    return sum(_bytes(v, v.shape) + HEADER_BYTES for v in variables) + HEADER_BYTES
 
 
 def load_trained(network, path):

@@ -7,7 +7,7 @@ import json
 
 from keras_tuner import errors
 
-from tfresidual.machine.files import damaged, written
+from tfresidual.machine.files import damaged, replacing
 
 # Files in the folder of a trial: its measurements, its weights, and the error message of a failed
 # worker.
@@ -53,7 +53,8 @@ def reading(path):
 def write_json(path, content):
     """Writes JSON to a temporary file and moves it into place."""
     try:
-        with written(path) as beside:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as beside:
             beside.write_text(json.dumps(content), encoding="utf-8")
     except OSError as error:
         # keras-tuner would count the trial as failed.

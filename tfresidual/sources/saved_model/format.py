@@ -1,5 +1,6 @@
 """The format of a SavedModel that can be probed: its files, names and layout."""
 
+import json
 import os
 import pathlib
 import re
@@ -9,7 +10,6 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.machine.files import check_file, json_of
 from tfresidual.routing.chain import OUTPUT_KINDS
 
 # The version of the format. A reader accepts its own version and older ones. Version 2 is written
@@ -116,10 +116,7 @@ def layout_of(path):
             str(path),
         )
     try:
-        for pattern in (str(LAYOUT_FILE), GRAPH_FILE, "variables/*"):
-            for file in path.glob(pattern):
-                check_file(file)
-        layout = json_of((path / LAYOUT_FILE).read_bytes())
+        layout = json.loads((path / LAYOUT_FILE).read_bytes())
         version, written_by = layout["format"], layout["tfresidual"]
         is_for_probing = layout["probing"]
         _require(_is_count(version) and version > 0, "format")

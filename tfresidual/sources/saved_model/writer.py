@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.machine.files import (
-    file_above,
-    no_room,
-    replacing_folder,
-)
+from tfresidual.machine.files import file_above, replacing_folder
 from tfresidual.routing.agreement import check_agreement, sample_images
 from tfresidual.routing.images import dtype_taken, is_shape
 from tfresidual.routing.outputs import OUTPUTS, named_outputs
@@ -55,7 +51,8 @@ def write(chain: Chain, path: Path, probing: bool = True) -> None:
     """Writes a chain as a SavedModel; existing files at the path are replaced.
 
     Raises:
-        OSError: if the SavedModel cannot be written, for example because the disk is full.
+        OSError, tensorflow.errors.OpError: if the SavedModel cannot be written, for example because
+            the disk is full.
         ValueError: if the chain computes with something that a SavedModel cannot hold, or if the
             functions to be written differ from the network by more than rounding.
     """
@@ -74,8 +71,6 @@ def write(chain: Chain, path: Path, probing: bool = True) -> None:
                 "compute only with objects that a SavedModel can hold. TensorFlow says: " + reason,
                 said=f"net={chain.name}",
             ) from error
-        except tf.errors.OpError as error:
-            raise no_room(path, error) from error
         file = folder / LAYOUT_FILE
         file.parent.mkdir()
         file.write_text(json.dumps(layout, indent=2) + "\n", "utf-8")
