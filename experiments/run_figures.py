@@ -155,9 +155,7 @@ def error_against_indices(
     """
     table = _run_table(frame, ("error", *indices), hue, each=True)
     panels = tuple(
-        Panel(
-            "error", (Line("error", mark="means", across=index),), "share", below=f"{index} index"
-        )
+        Panel("error", (Line("error", mark="means"),), "share", over=index, below=f"{index} index")
         for index in indices
     )
     drawing = Drawing(
@@ -192,8 +190,9 @@ def parameter_efficiency(frame: Frame, dash: str | None = None) -> Figure:
         tuple(
             Panel(
                 up.replace("_", " "),
-                (Line(up, mark="means", across=across),),
+                (Line(up, mark="means"),),
                 "share" if up == "error" else "log",
+                over=across,
                 below=across.replace("_", " "),
             )
             for across, up in ((raw, effective), (raw, "error"), (effective, "error"))

@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
-import tensorflow as tf
 from keras import ops
 from reference.decoder import Decoder
 from reference.numpy_lens import Images, gradient_of
@@ -110,30 +109,6 @@ class TestDecoder:
             parts.append(logits[place][label] - gradient @ states[-1][place])
             found = [rows[*place, block] for block in range(-1, 5)]
             np.testing.assert_allclose(found, parts, rtol=1e-4, atol=1e-5)
-
-    @pytest.mark.compiled
-    def test_means_are_over_all_positions_with_a_label(self):
-        batch = self.model.batch(images=7)
-        chain = self.model.chain()
-        own = probes.attribution(chain, batch, per_position=True)
-        keys = ["stage", "block", "part"]
-        means = own.groupby(keys, as_index=False)[[*VALUES]].mean()
-        data = tf.data.Dataset.from_tensor_slices(batch).batch(3)
-        frame = probes.attribution(chain, data)
-        pd.testing.assert_frame_equal(frame, means, rtol=1e-4, atol=1e-6)
-        by_image = probes.attribution(chain, batch, per_image=True)
-        means = own.groupby([*keys, "image"], as_index=False)[[*VALUES]].mean()
-        pd.testing.assert_frame_equal(by_image, means, rtol=1e-4, atol=1e-6)
-
-    def test_a_head_that_mixes_positions_has_no_rows_of_positions(self):
-        chain = self.model.chain(
-            lambda state, context: self.model.head(state + tf.roll(state, 1, axis=1))
-        )
-        batch = self.model.batch()
-        with pytest.raises(ValueError, match=r"`per_position` must be False .*Received: "):
-            probes.attribution(chain, batch, per_position=True)
-        frame = probes.attribution(chain, batch)
-        assert frame["attribution"].sum() == pytest.approx(frame["logit"].iloc[0], rel=1e-6)
 
 
 def linear_chain(*blocks, **changes):

@@ -3,7 +3,6 @@
 Not covered here: networks on a GPU.
 """
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -133,23 +132,6 @@ def test_standard_errors_and_shares_equal_numpy(case):
     np.testing.assert_allclose(several["cosine_loss_below_zero"], below.mean(axis=0))
     own = probes.block_metrics(net, batches, per_image=True)
     assert own.columns.tolist() == ["stage", "block", "image", *METRICS]
-
-
-@pytest.mark.compiled
-def test_uses_the_compiled_loss():
-    net = random_network(blocks=2, widths=(4,))
-    images, labels = random_batch(net)
-    one_hot = keras.utils.to_categorical(labels, 5)
-    plain = probes.block_metrics(net, (images, labels))
-    net.compile("sgd", keras.losses.CategoricalCrossentropy(label_smoothing=0.5))
-    smooth = probes.block_metrics(net, (images, one_hot))
-    assert abs(plain["gradient_norm"] - smooth["gradient_norm"]).min() > 1e-4
-    net.compile("sgd", "categorical_crossentropy")
-    np.testing.assert_allclose(
-        probes.block_metrics(net, (images, one_hot))["gradient_norm"],
-        plain["gradient_norm"],
-        rtol=1e-5,
-    )
 
 
 def kinds_of_passes(chain):

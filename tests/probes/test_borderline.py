@@ -79,18 +79,6 @@ def test_half_of_the_gap_is_less_than_the_probability(margin, sign, is_member):
 
 
 @pytest.mark.parametrize(
-    ("label", "least"),
-    [(0, 0.075), (1, 0.075), (2, 0.175)],  # to the highest other class
-)
-def test_gap_of_three_classes(label, least):
-    chain = output_chain(same, classes=3, outputs="probabilities")
-    data = rows_of([0.5, 0.35, 0.15]), np.array([label])
-    for probability, is_member in ((least - 0.001, False), (least + 0.001, True)):
-        frame = probes.borderline(chain, data, times=0, probability=probability)
-        assert members(frame) == is_member
-
-
-@pytest.mark.parametrize(
     ("labels", "least"),
     [
         ([1, 1, 0, 0], 0.05),  # lowest label 0.6, highest other 0.5

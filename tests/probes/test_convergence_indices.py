@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from keras import ops
-from reference.random_network import sample
 from reference.route_probes import NETWORKS, counted, counting_chain, network
 from refusals import refused
 
@@ -52,22 +51,6 @@ def test_convergence_index(errors, error, chance, every, but_last, trapezoid):
     found = [convergence_index(errors, error, chance, reading) for reading in READINGS]
     assert found == pytest.approx([every, but_last, trapezoid], nan_ok=True)
     assert convergence_index(errors, error, chance) == pytest.approx(every, nan_ok=True)
-
-
-@pytest.mark.parametrize("blocks", [2, 3, 16])
-def test_readings_equal_those_of_numpy(blocks):
-    errors = np.random.default_rng(blocks).uniform(0, 1, blocks)
-    errors[-1] = 0.05
-    shares = (0.9 - errors) / (0.9 - 0.05)
-    area = np.interp(np.linspace(0, blocks - 1, 100 * (blocks - 1) + 1), range(blocks), shares)
-    expected = {
-        "all blocks": sum(shares) / blocks,
-        "all but last": (sum(shares) - 1) / (blocks - 1),
-        # The midpoints of a hundred pieces of every interval.
-        "trapezoid": ((area[1:] + area[:-1]) / 2).mean(),
-    }
-    for reading, index in expected.items():
-        assert convergence_index(errors, 0.05, 0.9, reading) == pytest.approx(index), reading
 
 
 @pytest.mark.parametrize(
@@ -223,31 +206,6 @@ def test_chain_of_one_stage(share_wrong, expected):
     np.testing.assert_allclose(rows, [expected, expected], rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "in between",
-        *(
-            pytest.param(case, marks=pytest.mark.nightly)
-            for case in ("instant convergence", "all drops equal")
-        ),
-    ],
-)
-def test_agreement_of_a_chain(case):
-    # Of a network that errs nowhere, the error is the disagreement.
-    share_wrong, _ = SOLVED[case]
-
-    def shifted(n):
-        return share_wrong(n) - 0.1
-
-    plain, agreement = (measured(shifted, 4, basis=basis) for basis in ("labels", "agreement"))
-    np.testing.assert_allclose(plain, agreement, rtol=1e-6)
-    # Of the network that errs on 1/10, no more than the images beyond that disagree.
-    chance = 0.65
-    given = measured(share_wrong, 4, basis="agreement", chance=chance)
-    np.testing.assert_allclose(given, measured(shifted, 4, chance=chance), rtol=1e-6)
-
-
 def test_stages_and_their_mean():
     # Stage 1 converges at once, stage 2 (chance without any of its two blocks) does not.
     def share_wrong(n):
@@ -314,25 +272,6 @@ def test_chance_of_several_labels():
     assert chance_of(mixed, **settings) == pytest.approx(1 - (1 / 10 + 1 / 5) / 2)
 
 
-def test_chance_of_splits():
-    labels = {"a": np.array([0, 1, 2, 3]), "b": np.array([0, 0, 1, 1]), "c": np.arange(20) % 2}
-    chain = counting_chain(lambda n: either(ops.sum(n, 1) == 2, 0, 1 / 4), 2)
-    data = {split: counted(values) for split, values in labels.items()}
-    table = probes.convergence_indices(chain, data, times=1, chance="largest class")
-    assert table.columns.tolist() == [
-        "split", "basis", "stage", *INDEX_NAMES, "error", "chance", "reading", "chance_from",
-    ]  # fmt: skip
-    own = table[table["stage"] == 1].set_index(["split", "basis"])
-    assert own["chance"].tolist() == [3 / 4, 3 / 4, 1 / 2, 1 / 2, 1 / 2, 1 / 2]
-    # A quarter of the way to a chance of 3/4, half of that to 1/2.
-    assert own["divergence_index"].tolist() == pytest.approx([1 / 3] * 2 + [1 / 2] * 4)
-
-
-def test_network_above_chance():
-    with pytest.raises(ValueError, match=r"Received: an error of 0\.8000 on 20 images, .* 0.7"):
-        chance_of(np.arange(20) % 4, share=0.8)
-
-
 def test_better_than_chance_by_less_than_noise():
     """Of four classes, an error of 0.70 on 400 images is 2.3 standard errors below chance."""
     assert chance_of(np.arange(400) % 4, share=0.70) == 0.75
@@ -349,16 +288,6 @@ def test_better_than_chance_by_less_than_noise():
     assert indices_of(**FRAMES, chance=0.11, images=10_000)["convergence_index"].notna().all()
     with refused("images"):
         indices_of(**FRAMES, chance=0.9, images=0)
-
-
-@pytest.mark.parametrize(
-    "classes", sample({classes: classes for classes in range(2, 13)}, 4, pytest.mark.nightly)
-)
-def test_network_at_chance_of_any_number_of_classes(classes):
-    # Rounding must not put the error of guessing a hair under that of chance.
-    labels = np.arange(classes * 3) % classes
-    with refused("chain"):
-        chance_of(labels, classes=classes, share=1 - 1 / classes)
 
 
 # Of networks

@@ -102,14 +102,6 @@ def path_role(settings, role):
     return role.replace("shortcut/", f"shortcut/{part}/")
 
 
-def test_shared_blocks_are_recurrent():
-    net = networks.resnet(32, share_from=0)
-    row = probes.effective_parameters(net).iloc[0]
-    assert row["raw"] == row["recurrent"] == row["effective"] > row["uncoupled"]
-    frame = probes.weight_deviations(net)
-    assert frame["block"].groupby(frame["stage"]).unique().map(list).tolist() == [[0], [1], [1]]
-
-
 def test_uncoupled_weights_of_the_papers_networks():
     # Stem, head, and the blocks that change the shape: two convolutions, two batch norms and a
     # projection, all with a bias.

@@ -6,10 +6,9 @@ its head errs on a chosen share of the images.
 """
 
 import numpy as np
-import pandas as pd
 import pytest
 from reference.plane import plane_chain
-from reference.random_network import random_batch, sample
+from reference.random_network import sample
 from reference.route_probes import (
     METRICS,
     NETWORKS,
@@ -78,24 +77,3 @@ def test_solved_by_hand():
     p = 1 / (1 + np.exp(-1))
     np.testing.assert_allclose(frame["entropy"], high + (1 - p), rtol=1e-6)
     np.testing.assert_allclose(frame["stage1_distance"], [0, np.sqrt(2)], rtol=1e-6)
-
-
-def test_columns_and_splits():
-    net, batch = network(NETWORKS["only block changes shape"])
-    chain = tfr.chain(net)
-    chosen = [routes.drop(chain, (3, 1)), routes.unperturbed(chain)]
-    distances = ["stage1_distance", "stage2_distance", "stage3_distance"]
-    frame = probes.evaluate_routes(chain, batch, chosen)
-    assert frame.columns.tolist() == ["route", *METRICS[:-1], *distances]
-    assert frame["route"].tolist() == ["without stage 3 block 1", "unperturbed"]
-    data = {"b": batch, "a": random_batch(net, images=3, seed=8)}
-    both = probes.evaluate_routes(chain, data, chosen)
-    assert both.columns.tolist() == ["split", *frame.columns]
-    assert both["split"].tolist() == ["b", "b", "a", "a"]
-    pd.testing.assert_frame_equal(both.drop(columns="split").head(2), frame)
-    images = probes.evaluate_routes(chain, data, chosen, per_image=True)
-    own = ["split", "route", "image", *METRICS[:-1], "margin", *distances]
-    assert images.columns.tolist() == own
-    assert images["image"].tolist() == [*range(7), *range(7), *range(3), *range(3)]
-    means = images.groupby(["split", "route"], sort=False)[frame.columns[1:].tolist()].mean()
-    np.testing.assert_allclose(means, both[frame.columns[1:]], rtol=1e-6)

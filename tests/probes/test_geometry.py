@@ -236,18 +236,6 @@ def test_eigenvalues_of_many_features(singular_values, tolerance):
     assert (frame["eigenvalue"] >= 0).all()
 
 
-@pytest.mark.compiled
-def test_eigenvalues_that_have_not_converged_say_so():
-    chain = diagonal_chain(np.linspace(2, 1, 120))
-    data = pixels(np.zeros((1, 120)))
-    few = probes.metric_eigenvalues(chain, data, stage=1, block=0, most_iterations=2)
-    assert (few["residual"] > 0.01).all()
-    many = probes.metric_eigenvalues(chain, data, stage=1, block=0)
-    # From below.
-    assert (few["eigenvalue"] < many["eigenvalue"]).all()
-    assert (many["residual"] <= 1e-3).all()
-
-
 def numpy_line_element(before, after, jacobian):
     """Both parts and the length per image, of the states before and after a block."""
     layer = ((after - before) ** 2).sum(axis=1)
@@ -321,41 +309,6 @@ def test_line_by_hand():
     # At two points, x = -0.5 and 0.5, the speed is 2 |(1, 2 x)|.
     frame = probes.line_between(chain, at(-1, 0)[0], at(1, 0)[0], points=2)
     assert frame["length"][0] == pytest.approx(2 * np.sqrt(2))
-
-
-LINES = {
-    "anchor": (ANCHORED, 2, 2),
-    "original": (CASES[5] | SMALL | {"dtype": "float64"}, 1, 1),
-    "relu_before_addition": (CASES[16] | SMALL | {"dtype": "float64"}, 2, 0),
-    "anchor at its stage's begin": (ANCHORED, 1, 0),
-}
-
-
-@pytest.mark.compiled
-@pytest.mark.parametrize("line", sample(LINES, 4, pytest.mark.nightly))
-def test_lines_are_no_shorter_than_what_they_lead_to(line):
-    settings, stage, block = line
-    net = random_network(seed=5, **settings)
-    images = random_batch(net, images=8)[0].astype("float64")
-    frame = probes.line_between(net, images[:4], images[4:], stage=stage, block=block, points=500)
-    assert (frame["length"] >= frame["last_distance"] * (1 - 1e-3)).all()
-    chain = tfr.chain(net)
-    begin, end = (
-        [np.asarray(part) for part in chain.walk_to(chain.stem(part), stage, block)]
-        for part in (images[:4], images[4:])
-    )
-    np.testing.assert_allclose(
-        frame["euclidean_length"], np.linalg.norm(flat(end[0] - begin[0]), axis=1), rtol=1e-9
-    )
-    # The curve of the last state, by its chords.
-    shares = np.linspace(0, 1, 501).reshape(-1, 1, 1, 1, 1)
-    states = [(1 - shares) * a + shares * b for a, b in zip(begin, end, strict=True)]
-    states = [state.reshape(-1, *state.shape[2:]) for state in states]
-    last = np.asarray(chain.continue_from(*states, stage, block)).reshape(501, 4, -1)
-    chords = np.linalg.norm(np.diff(last, axis=0), axis=2).sum(axis=0)
-    np.testing.assert_allclose(frame["length"], chords, rtol=2e-3)
-    distance = np.linalg.norm(last[-1] - last[0], axis=1)
-    np.testing.assert_allclose(frame["last_distance"], distance, rtol=1e-9)
 
 
 def calls(chain, images):

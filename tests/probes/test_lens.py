@@ -101,18 +101,6 @@ class TestDecoder:
         made = [made for (name, *_), made in chain.compiled.items() if name == "lens of logits"]
         assert [function.experimental_get_tracing_count() for function in made] == [1]
 
-    @pytest.mark.compiled
-    def test_head_is_traced_once_for_all_states_before_the_last(self):
-        calls = []
-
-        def head(state, context):
-            calls.append(state)
-            return self.model.head(state)
-
-        probes.lens(self.model.chain(head), self.model.batch())
-        # For one image to see the shape of the outputs, for the network, and in the loop.
-        assert len(calls) == 3
-
 
 def logits_chain(*states, outputs="logits", head=None):
     """A chain whose state after block t is `states[t]`, as logits; it begins with zeros."""

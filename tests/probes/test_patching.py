@@ -146,25 +146,6 @@ class TestDecoder:
         expected = rows[RUNS][~np.isnan(wanted)].mean()
         np.testing.assert_allclose(means.loc[means["block"] == 1, RUNS].iloc[0], expected, 1e-5)
 
-    @pytest.mark.parametrize("what", ["state", "addition"])
-    @pytest.mark.parametrize(
-        "positions", [None, [0, 5], pytest.param("each", marks=pytest.mark.nightly)]
-    )
-    def test_what_stands_under_padding_changes_nothing(self, positions, what):
-        data, source = self.model.batch(), self.model.batch(seed=5)
-        chain = self.model.chain()
-
-        def frame(*moved):
-            pair = [
-                (inputs | {"ids": np.where(inputs["mask"], inputs["ids"], by)}, labels)
-                for (inputs, labels), by in zip((data, source), moved, strict=True)
-            ]
-            return probes.patching(chain, *pair, positions=positions, what=what, per_image=True)
-
-        expected = frame(0, 0)
-        for moved in ((0, 7), (7, 0)):
-            pd.testing.assert_frame_equal(frame(*moved), expected, rtol=1e-5)
-
     @pytest.mark.compiled
     def test_each_position_is_that_position(self):
         data, source = self.batches(images=70)
@@ -182,15 +163,6 @@ class TestDecoder:
         # All blocks, positions and batches in one function.
         made = [made for (name, *_), made in chain.compiled.items() if name == "patching"]
         assert [function.experimental_get_tracing_count() for function in made] == [1]
-
-    def test_a_position_changes_nothing_before_it(self):
-        data, source = self.batches()
-        before = np.where(np.arange(7) < 3, data[1], -1)
-        for position, is_none in ((3, True), (1, False)):
-            frame = probes.patching(
-                self.model.chain(), (data[0], before), source, positions=position
-            )
-            assert (frame["difference"] == 0).all() == is_none
 
     def test_the_context_stays_that_of_the_data(self):
         (inputs, labels), (others, _) = self.batches()
@@ -312,30 +284,6 @@ def test_probabilities_and_divergences_equal_numpy(metric):
         net, (images, labels), (others, wanted), **settings | {"per_image": False}
     )
     np.testing.assert_allclose(means[metric], own.mean(), rtol=1e-3)
-
-
-@pytest.mark.compiled
-@pytest.mark.parametrize("metric", ["probability", "kl"])
-def test_measured_per_position_equal_numpy(metric):
-    model = Decoder()
-    (inputs, labels), source = model.batch(images=4), model.batch(images=4, seed=5)
-    others = inputs | {"ids": source[0]["ids"]}
-    frame = probes.patching(
-        model.chain(), (inputs, labels), (others, labels), positions=[0, 3], metric=metric
-    )
-    states = [model.run(one["ids"], inputs["mask"])[0] for one in (inputs, others)]
-    of_source = softmax(model.logits(states[1][-1]))
-    is_counted = (labels >= 0) & inputs["mask"][:, :1]
-    for block, rows in frame.groupby("block"):
-        put_in = states[0][block + 1].copy()
-        chosen_ones = np.isin(np.arange(7), [0, 3]) & inputs["mask"]
-        put_in[chosen_ones] = states[1][block + 1][chosen_ones]
-        q = softmax(model.run(None, inputs["mask"], block + 1, put_in)[1])
-        values = np.sum(of_source * np.log(of_source / q), axis=-1)
-        if metric == "probability":
-            values = np.take_along_axis(q, np.maximum(labels, 0)[..., None], axis=-1)[..., 0]
-        wanted = np.mean([row[own].mean() for row, own in zip(values, is_counted, strict=True)])
-        assert rows[f"patched_{metric}"].iloc[0] == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
 def test_metrics_by_hand():

@@ -23,7 +23,6 @@ from tfresidual.layers.shortcuts import (
     ExclusiveGateShortcut,
     ScaledShortcut,
 )
-from tfresidual.networks import ResidualNetwork
 from tfresidual.probes.signal_propagation import METRICS
 from tfresidual.routing import Block
 
@@ -153,32 +152,6 @@ def test_blocks_that_do_not_tell_their_shortcut():
     assert frame[list(METRICS[:4])].notna().all(axis=None)
     only = chain_of(Block(1, 0, False, double), head=lambda state: ops.reshape(state, (-1, 4)))
     assert probes.signal_propagation(only, at(3, 4))["shortcut_share"].isna().all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "product", "is_sum"),
-    [
-        ({"shortcut": "identity"}, [1, 1, 1], True),
-        ({"shortcut": "scaled"}, [1 / 8, 1 / 4, 1 / 2], False),
-        # As shortcuts of dropout are at inference.
-        pytest.param(
-            {"shortcut": "dropout"}, [1 / 8, 1 / 4, 1 / 2], False, marks=pytest.mark.nightly
-        ),
-        pytest.param({"shortcut": "shortcut_only_gate"}, None, False, marks=pytest.mark.nightly),
-        # The ReLU after the addition is part of the shortcut.
-        ({"layout": "original"}, None, False),
-    ],
-)
-def test_sums_and_products_at_initialisation(settings, product, is_sum):
-    """He et al. 2016, eq. 4 to 8."""
-    net = ResidualNetwork((8, 8, 3), 5, blocks=3, widths=(4,), **settings)
-    frame = probes.signal_propagation(net, random_batch(net))
-    assert frame["sum_deviation"].lt(1e-6).all() == is_sum
-    if product is not None:
-        np.testing.assert_allclose(frame["shortcut_product"], product, rtol=1e-5)
-    else:
-        assert frame["shortcut_product"].is_monotonic_increasing
-        assert frame["shortcut_product"].between(0.01, 0.999).all()
 
 
 @pytest.mark.parametrize(("rescale", "scale"), [(False, 0.5), (True, 1)])

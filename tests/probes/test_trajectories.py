@@ -5,7 +5,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from reference.inverse_problem import KINDS, forward, points, randomised
-from refusals import refused
 
 from tfresidual import datasets, networks, probes
 from tfresidual.routing import routes
@@ -41,29 +40,6 @@ def test_equals_numpy(kind):
         part = frame[frame["route"] == route.name]
         expected = forward(network, x, blocks).transpose(1, 0, 2)
         np.testing.assert_allclose(estimates(part), expected, rtol=2e-4, atol=2e-4)
-
-
-def test_columns_and_order():
-    chain = probes.inverse_problem_chain(randomised("residual", blocks=3))
-    x = np.float32([[1, 2], [3, 4]])
-    frame = probes.trajectories(chain, x)
-    assert frame.columns.tolist() == COLUMNS
-    assert set(frame["route"]) == {"unperturbed"}
-    assert frame["input"].tolist() == [0] * 4 + [1] * 4
-    assert frame["x1"].tolist() == [1] * 4 + [3] * 4
-    assert frame["x2"].tolist() == [2] * 4 + [4] * 4
-    assert frame["step"].tolist() == [0, 1, 2, 3] * 2
-    assert set(frame["stage"]) == {1}
-    # Read out early, the trajectory is the beginning of this one; the route of all blocks, all.
-    both = [routes.readout(chain, 1, 1), routes.unperturbed(chain)]
-    frames = probes.trajectories(chain, x, routes=both)
-    assert frames["route"].tolist() == [both[0].name] * 6 + ["unperturbed"] * 8
-    pd.testing.assert_frame_equal(frames[6:].reset_index(drop=True), frame)
-    begun = frame[frame["step"] < 3].drop(columns="route").reset_index(drop=True)
-    pd.testing.assert_frame_equal(frames[:6].drop(columns="route"), begun)
-    nothing = probes.trajectories(chain, x, routes=[])
-    assert nothing.columns.tolist() == COLUMNS
-    assert len(nothing) == 0
 
 
 def test_the_algorithm_as_a_network():
@@ -125,36 +101,6 @@ class TestSummary:
         assert np.isnan(row["early_error"])
         assert row["drift"] == 4
         assert row["first_speed"] == row["last_speed"] == 1
-
-    def test_an_explosion_is_shown(self):
-        repeated = course([*self.readout, (np.inf, 0), (np.nan, 0)])
-        frame = probes.trajectory_summary(
-            course(self.readout), course(*self.dropped), repeated, [[0, 0]]
-        )
-        assert frame["first_speed"].tolist() == [np.inf]
-        assert frame[["drift", "last_speed"]].isna().all(axis=None)
-        assert frame["drop"].notna().all()
-
-    def test_refused(self):
-        good = {
-            "readout": course(self.readout),
-            "dropped": course(*self.dropped),
-            "repeated": course(self.repeated),
-            "solutions": [[0, 0]],
-        }
-        of_one_network = ("readout", "dropped", "repeated")
-        for name, value, *names in (
-            ("readout", course(self.readout).drop(columns="z1")),
-            ("readout", course(self.readout, self.readout)),
-            ("dropped", course(*self.dropped)[1:]),
-            ("repeated", course(self.repeated).iloc[:0]),
-            ("readout", course(self.readout, inputs=2)),
-            ("solutions", [0, 0]),
-            ("dropped", course(self.readout), *of_one_network),
-            ("repeated", course(self.readout), *of_one_network),
-        ):
-            with refused(*(names or [name])):
-                probes.trajectory_summary(**good | {name: value})
 
 
 def test_the_algorithm_approaches_and_stays():

@@ -59,7 +59,6 @@ class Line:
             `"map"`, colours over blocks and positions; or `"means"`, a faint dot per row and a line
             through the means of `Drawing.means`.
         band: the column of the other edge of a band, if there is one.
-        across: the column of the horizontal axis, if it is not that of the drawing.
     """
 
     column: str
@@ -67,7 +66,6 @@ class Line:
     dash: str = "-"
     mark: Literal["line", "dots", "bar", "sum", "map", "means"] = "line"
     band: str = ""
-    across: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +208,6 @@ class Figure:
         draw: the function of `tfresidual.plots` that draws it, if it is not the one of its name.
             Without a function, the first frame is drawn.
         options: arguments of that function besides the frames.
-        takes_epsilon: whether it is given the epsilon of the stopping rule.
         has_table: whether the first frame is shown as a table with the figure.
         rows: values of columns of the first frame whose rows are drawn.
         renamed: new names of columns of the first frame.
@@ -233,7 +230,6 @@ class Figure:
     drawing: Drawing | None = None
     draw: str = ""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    takes_epsilon: bool = False
     has_table: bool = False
     rows: dict[str, str] = dataclasses.field(default_factory=dict)
     renamed: dict[str, str] = dataclasses.field(default_factory=dict)

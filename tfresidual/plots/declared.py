@@ -4,6 +4,7 @@ import functools
 
 from tfresidual import plots
 from tfresidual.definitions.declarations import PROBES, TRAINING, Figure
+from tfresidual.plots.engine import DRAWINGS
 
 _TRAINING = Figure(
     name="training_curves",
@@ -61,15 +62,16 @@ def study_figures(frames, epsilon):
 
 def draw(figure, parts, epsilon):
     """Returns the `matplotlib.figure.Figure` of what `parts_of` returned."""
-    options = dict(figure.options)
-    if figure.takes_epsilon:
+    name, options = figure.draw or figure.name, dict(figure.options)
+    panels = DRAWINGS[name].panels if name in DRAWINGS else ()
+    taken = {level.argument for panel in panels for level in panel.levels}
+    if "epsilon" in taken:
         options["epsilon"] = epsilon
-    if figure.name == "route_errors":
+    if "chance" in taken:
         *parts, indices = parts
         options["chance"] = _chances(indices)
-    elif figure.name == "lipschitz_bounds":
+    if "mu" in taken and "lipschitz" in parts[0]:
         options["mu"] = parts[0]["lipschitz"].max()
-    name = figure.draw or figure.name
     function = getattr(plots, name, functools.partial(plots.draw, name=name))
     drawn = function(*parts, **options)
     # The layout is computed once for all file formats, which takes a quarter of the time.

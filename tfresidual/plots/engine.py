@@ -337,15 +337,14 @@ class _Maker:
     def _draw_means(self, axes, axis, rows, line, number, look, linestyle, label):
         """Draws rows as faint dots and a line through their means."""
         column = line.column
-        rows = rows.dropna(subset=[column, line.across] if line.across else [column])
+        places = axis.places[rows.index].where(rows[column].notna()).dropna()
+        rows = rows.loc[places.index]
         if rows.empty:
             return
-        if line.across:
-            places = rows[line.across]
-        else:
+        if axis.names is not None:
             groups = len(self.looks) * len(self.dashes)
             reach = min(0.09 * (groups - 1), 0.5)
-            places = axis.places[rows.index] + np.linspace(-reach / 2, reach / 2, groups)[number]
+            places = places + np.linspace(-reach / 2, reach / 2, groups)[number]
         look_of_runs = {"marker": "o" if self.markers else look.marker, "markersize": 3.4}
         look_of_runs |= {"linestyle": "none", "markeredgewidth": 0, "alpha": 0.4, "gid": "run"}
         axes.plot(places, rows[column], color=look.colour, **look_of_runs)

@@ -78,8 +78,6 @@ class Places:
     def course(self, rows, line):
         """Returns heights, and the edges of their band, by place."""
         column, places = line.column, self.places[rows.index]
-        if line.across:
-            places = rows[line.across]
         if "seed" in rows:
             course = rows.groupby(places)[column].agg(["mean", "min", "max", "count"])
             course.columns = ["height", "low", "high", "count"]

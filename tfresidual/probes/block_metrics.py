@@ -262,7 +262,6 @@ DECLARATION = Probe(
             ),
             source="Hauser 2019, figure 5",
             frames=("block_metrics",),
-            takes_epsilon=True,
             drawing=over_blocks(
                 "Scaled perturbation",
                 "distance moved over size of state\n‖F(h)‖ / ‖h‖",
