@@ -11,10 +11,8 @@ number of a column, in bfloat16 to 0.5 %.
 Not covered: SavedModels that another version of TensorFlow or of this package wrote.
 """
 
-import dataclasses
 import gc
 import json
-import os
 import pathlib
 import pickle
 import shutil
@@ -32,8 +30,7 @@ from saved_model.cases import WITH_CONTEXT, params
 
 import tfresidual as tfr
 from tfresidual import probes, training
-from tfresidual.routing import Block, Chain, Stage, evaluator, routes
-from tfresidual.routing.plan import plan_of
+from tfresidual.routing import Block, Chain, Stage, routes
 from tfresidual.sources.exporting import export
 from tfresidual.sources.saved_model.format import LAYOUT_FILE
 
@@ -170,8 +167,6 @@ def test_the_chain_says_what_the_live_one_says_and_is_exported_again(case, tmp_p
         for key, value in contexts[0].items():
             assert value.dtype == contexts[1][key].dtype
             np.testing.assert_array_equal(value, contexts[1][key])
-    elif case.kind != "any size":
-        assert bytes_of_image(loaded) == pytest.approx(bytes_of_image(live), rel=0.3)
     if case.kind == "shared":
         one, other = (block.weights for block in loaded.stages[1].blocks)
         shared = [role for role in one if one[role] is other[role]]
@@ -187,17 +182,6 @@ def test_the_chain_says_what_the_live_one_says_and_is_exported_again(case, tmp_p
 def exported_and_opened(chain, path):
     export(chain, path)
     return tfr.chain(path)
-
-
-def bytes_of_image(chain):
-    """The memory that the evaluator expects an image to take, on routes of several kinds."""
-    chosen = [routes.unperturbed(chain), routes.drop(chain, (1, 0))]
-    chosen.append(routes.repeat_last_block(chain, 1, 2, scale=0.5))
-    images = tf.zeros([1, *chain.input_shape])
-    runner = evaluator._Runner(
-        chain, plan_of(chain, chosen), False, np.inf, images, tf.zeros([1], tf.int64)
-    )
-    return runner.bytes_per_image
 
 
 @pytest.mark.system
@@ -223,10 +207,6 @@ def squares_by_hand(labels, outputs):
     return keras.ops.mean(keras.ops.square(labels - outputs), axis=-1)
 
 
-def squares_of_floats(labels, outputs):
-    return keras.ops.mean(keras.ops.square(labels - outputs), axis=-1)
-
-
 def sparse_by_hand(labels, outputs):
     return keras.losses.sparse_categorical_crossentropy(labels, outputs)
 
@@ -247,16 +227,14 @@ FOCAL = keras.losses.CategoricalFocalCrossentropy(gamma=1.5, from_logits=True)
 # The loss, the labels it takes, the last activation, and whether it is traced.
 LOSSES = {
     "not compiled": (None, ANY_LABELS, "softmax", False),
-    "not compiled, labels": (None, (SEVERAL,), "sigmoid", False),
     "a name": ("sparse_categorical_crossentropy", ANY_LABELS, "softmax", False),
-    "label smoothing": (SMOOTHED, (ROWS, ROWS.astype("int64")), "softmax", False),
+    "label smoothing": (SMOOTHED, (ROWS,), "softmax", False),
     "an object, logits": (FOCAL, (ROWS,), None, False),
     "several labels": (training.MultiLabelCrossentropy(), (SEVERAL,), "sigmoid", False),
     "by hand": (squares_by_hand, (ROWS,), "softmax", True),
-    "by hand, of floats": (squares_of_floats, (ROWS,), "softmax", True),
     "by hand, of indices": (sparse_by_hand, (INDICES, INDICES[:, None]), "softmax", True),
     "by hand, with a name of Keras": (mean_squared_error, (ROWS,), "softmax", True),
-    "a class by hand": (OwnLoss(), (ROWS, ROWS.astype("int64")), "sigmoid", True),
+    "a class by hand": (OwnLoss(), (ROWS,), "sigmoid", True),
 }
 IN_DEFAULT = ("label smoothing", "a class by hand", "by hand, with a name of Keras")
 
@@ -293,13 +271,6 @@ def test_losses_are_those_of_the_network(tmp_path, name):
     assert (layout["loss"] is None) == is_traced
     for labels in kinds:
         assert_losses_agree(tfr.chain(tmp_path / "net"), tfr.chain(net), labels)
-
-
-def test_labels_that_a_traced_loss_does_not_take(tmp_path):
-    export(small_network(loss=sparse_by_hand), tmp_path / "net")
-    chain = tfr.chain(tmp_path / "net")
-    with refused("data"):
-        chain.loss(tf.zeros((4, 3, 1)), chain(small_images()))
 
 
 @pytest.mark.parametrize(
@@ -346,23 +317,6 @@ def test_a_route_is_exported_as_a_chain(case, tmp_path, source, name):
     assert [len(one.blocks) for one in opened.stages] == [len(one.blocks) for one in start.stages]
     frames = [probes.readout(chain, case.data) for chain in (opened, start)]
     pd.testing.assert_frame_equal(*frames, rtol=1e-5)
-
-
-@pytest.mark.system
-def test_blocks_in_another_order_are_read_in_that_order(tmp_path):
-    from reference.random_network import random_network
-
-    chain = tfr.chain(random_network(input_shape=(4, 4, 1), blocks=2, widths=(2,)))
-    (stage,) = chain.stages
-    stages = (Stage(1, stage.blocks[::-1], stage.transition),)
-    turned = dataclasses.replace(chain, stages=stages, compiled={})
-    with refused("chain"):
-        export(turned, tmp_path / "net")
-    turned = dataclasses.replace(turned, reference=None)
-    export(turned, tmp_path / "net")
-    loaded = tfr.chain(tmp_path / "net")
-    np.testing.assert_array_equal(loaded(small_images()), tf.function(turned)(small_images()))
-    assert np.abs(loaded(small_images()) - chain(small_images())).max() > 1e-3
 
 
 def test_a_chain_by_hand(tmp_path):
@@ -433,191 +387,40 @@ def damaged(saved, tmp_path):
     return tmp_path / "net"
 
 
-DAMAGED = "damaged or incomplete"
-
-
-def assert_refused(path, words=DAMAGED, error=ValueError):
-    with pytest.raises(error) as raised:
-        tfr.chain(path)
-    message = str(raised.value)
-    assert message.startswith("Argument `source` must be ")
-    assert words in message
-    assert message[message.rindex("Received: ") :].startswith(f"Received: source={str(path)!r}")
-    assert "\n" not in message
-
-
-def test_what_is_no_exported_network(damaged, tmp_path):
-    assert tfr.chain(str(damaged)).name == "small"
-    assert_refused(tmp_path / "nothing", "does not exist", FileNotFoundError)
-    assert_refused(tmp_path, "there is no saved_model.pb in it")
-    (tmp_path / "file").write_text("mine")
-    assert_refused(tmp_path / "file", ".keras file")
-    (tmp_path / "folder.keras").mkdir()
-    assert_refused(tmp_path / "folder.keras", "there is no saved_model.pb in it")
-    small_network().export(tmp_path / "keras", verbose=False)
-    tf.saved_model.save(tf.Module(), str(tmp_path / "tf"))
-    for name in ("keras", "tf"):
-        assert_refused(tmp_path / name, "only these hold what probes need")
-    export(small_network(), tmp_path / "to_serve", probing=False)
-    assert_refused(tmp_path / "to_serve", "exported with `probing=False`")
-    (damaged / LAYOUT_FILE).unlink()
-    assert_refused(damaged, "This one has no assets.extra/tfresidual.json")
-
-
 def change_layout(folder, **changes):
     layout = json.loads((folder / LAYOUT_FILE).read_text())
     (folder / LAYOUT_FILE).write_text(json.dumps(layout | changes))
 
 
-def change_block(layout, **changes):
-    layout["stages"][0]["blocks"][0] |= changes
-
-
-def without(layout, part):
-    layout["pieces"] = [name for name in layout["pieces"] if not name.endswith(part)]
-
-
-# Changes of the layout.
-CHANGES = {
-    "another format": {"format": 3, "tfresidual": "9.8.7"},
-    "pieces that are not there": {"pieces": ["stem", "head", "nothing"]},
-    "fewer pieces": {"pieces": ["stem"]},
-    "pieces that are no names": {"pieces": [3]},
-    "no list of pieces": {"pieces": None},
-    "more parameters": {"parameters": 99},
-    "fewer parameters": {"parameters": 1},
-    "parameters that are no number": {"parameters": "many"},
-    "stages that are none": {"stages": "xy"},
-    "no stages": {"stages": None},
-    "no shape": {"input_shape": None},
-    "a block that lacks keys": {"stages": [{"stage": 1, "blocks": [{}]}]},
-    "a stage too few": {"stages": []},
-    "a format that is no number": {"format": "1"},
-    "a format that is none": {"format": True},
-    "the format before the first": {"format": 0},
-    "another kind of outputs": {"outputs": "numbers"},
-    "no name": {"name": None},
-    "a shape of letters": {"input_shape": "abc"},
-    "one note": {"notes": "abc"},
-    "neither with probes nor without": {"probing": "false"},
-    "a loss that is none": {"loss": "mse"},
-    "an arrangement of nothing": {"arrangement": [3]},
-    "another stage": lambda layout: layout["stages"][0].update(stage=7),
-    "a stage by name": lambda layout: layout["stages"][0].update(stage="1"),
-    "no blocks": lambda layout: layout["stages"][0].update(blocks=None),
-    "a stage less": lambda layout: layout["stages"].pop(),
-    "a shape kept by name": lambda layout: change_block(layout, keeps_shape="no"),
-    "an anchor by name": lambda layout: change_block(layout, takes_anchor=None),
-    "a negative index of a weight": lambda layout: change_block(layout, weights={"a": -1}),
-    "a weight too many": lambda layout: change_block(layout, weights={"a": 99}),
-    "a bound of nothing": lambda layout: change_block(layout, lipschitz=3),
-    "a bound of text": lambda layout: change_block(layout, lipschitz={"kernel": "1"}),
-    "no whole block": lambda layout: without(layout, "block0/apply"),
-    "no join": lambda layout: without(layout, "block0/join"),
-}
-
-
-def test_layouts_that_lack_a_key(damaged):
-    whole = json.loads((damaged / LAYOUT_FILE).read_text())
-    # These came later: a SavedModel without them is older.
-    for key in whole.keys() - {"arrangement", "outputs_at_positions"}:
-        rest = {name: value for name, value in whole.items() if name != key}
-        (damaged / LAYOUT_FILE).write_text(json.dumps(rest))
-        assert_refused(damaged, f"damaged or incomplete (KeyError: '{key}')")
-
-
-def halved(path, share=0.5):
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
-
-
-def changed(path):
-    content = bytearray(path.read_bytes())
-    content[5] ^= 255
-    path.write_bytes(content)
-
-
-def replaced(path, make):
-    path.unlink()
-    make(path)
+def test_folders_of_others(damaged, tmp_path):
+    assert tfr.chain(str(damaged)).name == "small"
+    (tmp_path / "file").write_text("mine")
+    small_network().export(tmp_path / "keras", verbose=False)
+    export(small_network(), tmp_path / "to_serve", probing=False)
+    for name in ("", "file", "keras", "to_serve"):
+        with refused("source"):
+            tfr.chain(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="source"):
+        tfr.chain(tmp_path / "nothing")
 
 
 DAMAGES = {
-    "half a graph": lambda net: halved(net / "saved_model.pb"),
-    "most of a graph": lambda net: halved(net / "saved_model.pb", 0.999),
-    "an empty graph": lambda net: halved(net / "saved_model.pb", 0),
+    "an empty graph": lambda net: (net / "saved_model.pb").write_bytes(b""),
     "no graph": lambda net: (net / "saved_model.pb").unlink(),
-    "half of the values": lambda net: halved(next(net.glob("variables/*data*"))),
-    "no values": lambda net: next(net.glob("variables/*data*")).unlink(),
-    "changed values": lambda net: changed(next(net.glob("variables/*data*"))),
-    "half of an index": lambda net: halved(net / "variables" / "variables.index"),
-    "no index": lambda net: (net / "variables" / "variables.index").unlink(),
-    "no variables": lambda net: shutil.rmtree(net / "variables"),
-    # It is not waited for.
-    "a pipe": lambda net: replaced(net / "saved_model.pb", os.mkfifo),
-    "a folder": lambda net: replaced(net / LAYOUT_FILE, os.mkdir),
+    "no values": lambda net: shutil.rmtree(net / "variables"),
+    "no layout": lambda net: (net / LAYOUT_FILE).unlink(),
+    "half a layout": lambda net: (net / LAYOUT_FILE).write_text('{"format": 1'),
+    "another format": lambda net: change_layout(net, format=9),
+    "pieces that are not there": lambda net: change_layout(net, pieces=["stem", "nothing"]),
+    "an unknown loss": lambda net: change_layout(net, loss={"loss": "nothing", "config": None}),
 }
-
-
-LAYOUTS = ("", "{", "null", "[]", "3", "{}", '{"format": 1}', b"\xff\xfe\x00{")
-
-
-def written(path, content):
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def with_a_key_twice(path):
-    path.write_text(path.read_text().replace("{", '{"stages": [], ', 1))
-
-
-DAMAGES |= {
-    f"layout {text}": lambda net, text=text: written(net / LAYOUT_FILE, text) for text in LAYOUTS
-}
-DAMAGES["a key twice"] = lambda net: with_a_key_twice(net / LAYOUT_FILE)
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damaged_folders(damaged, name):
     DAMAGES[name](damaged)
-    assert_refused(damaged)
-
-
-EXECUTED = {"module": "os", "class_name": "system", "config": {"command": "touch executed"}}
-COUPLING = {"inner": "sgd", "coupling": 0.5}
-# What no loss is called: name and settings.
-NO_LOSSES = {
-    "a function of Python": ("os.system", None),
-    "nothing of this package": ("tfresidual>Nothing", None),
-    "nothing of Keras": ("nothing", {}),
-    "a module": ("keras", None),
-    "inside of a module": ("__builtins__", None),
-    "no name": (3, None),
-    "another config": ("MeanSquaredError", {"command": "touch executed"}),
-    "a dtype": ("MeanSquaredError", {"dtype": EXECUTED}),
-    "settings of ours": ("cross_entropy", {"code": "touch executed"}),
-    "what finds losses": ("get", None),
-    "what makes objects": ("deserialize", {"name": EXECUTED}),
-    "what writes objects": ("serialize", None),
-    "a network": ("tfresidual>ResidualNetwork", {"input_shape": [8, 8, 1], "classes": 3}),
-    "an optimizer": ("tfresidual>GradientCoupling", COUPLING),
-}
-CHANGES |= {
-    f"a loss: {name}": {"loss": {"loss": loss, "config": config}}
-    for name, (loss, config) in NO_LOSSES.items()
-} | {"a loss without a config": {"loss": {"loss": "mse"}}, "a list of losses": {"loss": ["mse"]}}
-
-
-@pytest.mark.sampled(25)
-@pytest.mark.parametrize("name", CHANGES)
-def test_layouts_with_one_thing_wrong(damaged, monkeypatch, name):
-    """Nothing that a layout names is run."""
-    monkeypatch.chdir(damaged.parent)
-    change = CHANGES[name]
-    layout = json.loads((damaged / LAYOUT_FILE).read_text())
-    layout.update(change) if isinstance(change, dict) else change(layout)
-    change_layout(damaged, **layout)
-    assert_refused(damaged, "9.8.7 wrote a newer one" if name == "another format" else DAMAGED)
-    assert [path.name for path in damaged.parent.iterdir()] == ["net"]
+    with refused("source"):
+        tfr.chain(damaged)
 
 
 def test_a_layout_without_a_loss_needs_the_functions(damaged):

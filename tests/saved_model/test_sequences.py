@@ -184,15 +184,6 @@ def test_samples_of_ids_and_masks():
     np.testing.assert_array_equal(agreement.sample_images(single), [[True], [True]])
 
 
-def test_ids_of_which_there_is_one():
-    def reference(images):
-        with tf.control_dependencies([tf.debugging.assert_less(images, 1)]):
-            return tf.identity(images)
-
-    images = agreement.sample_images(small_chain((3,), "int32", reference=reference))
-    np.testing.assert_array_equal(images, np.zeros((2, 3)))
-
-
 # The names of inputs, and the format
 
 
@@ -216,68 +207,3 @@ def test_nested_inputs(tmp_path):
     np.testing.assert_array_equal(opened(images), chain(images))
     taken = opened.reference.serve.structured_input_signature[1]
     assert set(taken) == {"a_0", "a_1", "b_0"}
-
-
-FORMATS = {
-    "float32": (((2,), "float32"), {}, 1),
-    "float16": (((2,), "float16"), {}, 1),
-    "ids": (((2,), "int32"), {}, 2),
-    "a mask": (((2,), "bool"), {}, 2),
-    "several": ((((2,), (3,)), ("float32", "float32")), {}, 2),
-    "classes per position": (
-        ((2,), "float32"),
-        {"head": lambda state: state[:, None, :] * tf.ones([1, 3, 2]), "outputs": "logits"},
-        2,
-    ),
-    "values per position": (
-        ((2,), "float32"),
-        {"head": lambda state: state[:, None, :] * tf.ones([1, 3, 2])},
-        1,
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_the_format_is_that_of_the_oldest_reader(tmp_path, kind):
-    inputs, changes, version = FORMATS[kind]
-    chain = dataclasses.replace(small_chain(*inputs), **changes)
-    tfr.export(chain, tmp_path / "net", probing=False)
-    layout = json.loads((tmp_path / "net" / LAYOUT_FILE).read_text())
-    assert layout["format"] == version
-    assert ("input_dtype" in layout) == (version == 2)
-
-
-WRONG = {
-    "no dtypes": {"input_dtype": None},
-    "one dtype": {"input_dtype": "int32"},
-    "another key": {"input_dtype": {"ids": "int32", "masks": "bool"}},
-    "no dtype": {"input_dtype": {"ids": "int32", "mask": "many"}},
-    "a shape of letters": {"input_shape": {"ids": [None], "mask": "abc"}},
-    "no inputs": {"input_shape": {}, "input_dtype": {}},
-    "another name": {
-        "input_shape": {"ids": [None], "masks": [None]},
-        "input_dtype": {"ids": "int32", "masks": "bool"},
-    },
-    "one input": {"input_shape": {"ids": [None]}, "input_dtype": {"ids": "int32"}},
-    "a single input": {"input_shape": [None], "input_dtype": "int32"},
-    "the format before": {"format": 1},
-    "an ignored class of letters": {"ignore_class": "abc"},
-    "no context": {"pieces": lambda names: [name for name in names if name != "context"]},
-}
-
-
-@pytest.mark.parametrize("kind", WRONG)
-@pytest.mark.parametrize("case", [("masked", "float32")], indirect=True, scope="module")
-def test_layouts_that_do_not_fit_the_functions(case, kind):
-    file = case.path / LAYOUT_FILE
-    text = file.read_text()
-    layout = json.loads(text)
-    changes = {
-        key: value(layout[key]) if callable(value) else value for key, value in WRONG[kind].items()
-    }
-    try:
-        file.write_text(json.dumps(layout | changes))
-        with refused("source"):
-            tfr.chain(case.path)
-    finally:
-        file.write_text(text)

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import resource
-import tempfile
 import types
 
 import keras
@@ -20,7 +19,6 @@ from tfresidual.callbacks import ExportForProbing
 from tfresidual.machine.locks import FolderInUseError, locked
 from tfresidual.routing import Block, Chain, Stage
 from tfresidual.sources.exporting import export
-from tfresidual.sources.saved_model.format import LAYOUT_FILE
 
 pytestmark = pytest.mark.system
 
@@ -35,14 +33,6 @@ def content_of(folder):
     return {str(path): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
-def test_what_is_no_network(tmp_path):
-    for source in (3, None, "nothing.keras"):
-        with pytest.raises((ValueError, FileNotFoundError), match=r"`source` must be.*Received: "):
-            export(source, tmp_path / "net")
-    assert list(tmp_path.iterdir()) == []
-    assert tfr.export is export and "export" in dir(tfr)
-
-
 def test_new_and_relative_paths(chain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in ("net", "of two words/net", "dotted.net/", tmp_path / "a" / "b" / "net"):
@@ -54,37 +44,22 @@ def test_new_and_relative_paths(chain, tmp_path, monkeypatch):
     assert set(os.listdir(tmp_path / "empty")) >= {"saved_model.pb", "assets.extra"}
 
 
-def test_permissions_are_those_of_any_new_folder(chain, tmp_path):
-    before = os.umask(0o022)
-    try:
-        export(chain, tmp_path / "net")
-        (tmp_path / "plain").mkdir()
-        (tmp_path / "plain" / "file").write_text("x")
-    finally:
-        os.umask(before)
-    for made, plain in (("net", "plain"), (f"net/{LAYOUT_FILE}", "plain/file")):
-        assert (tmp_path / made).stat().st_mode == (tmp_path / plain).stat().st_mode
-
-
-# What is there, the target, and what an export says of it; with `overwrite`, or `None` if it may.
+# What is there, the target, and whether an export with `overwrite` replaces it.
 OBSTACLES = {
-    "a file above": ("file", "file/net", "below '{}/file', which is not a folder", True),
-    "a file further above": ("file", "file/a/net", "below '{}/file', which is not a folder", True),
-    "a link to nowhere above": ("dangling", "dangling/net", "below '{}/dangling', which is", True),
-    "a link": ("link", "link", "already exists", "is a symbolic link"),
-    "a link to nowhere": ("dangling", "dangling", "already exists", "is a symbolic link"),
-    "a file": ("file", "file", "already exists", "is something else"),
-    "an empty folder": ("empty", "empty", "already exists", None),
-    "a folder": ("mine", "mine", "already exists", "is something else"),
-    "a SavedModel": ("net", "net", "already exists", None),
-    "a SavedModel and a file": ("net/mine.txt", "net", "already exists", "is something else"),
-    "a SavedModel and a hidden file": ("net/.hidden", "net", "already exists", "is something else"),
+    "a file above": ("file", "file/net", False),
+    "a link to nowhere above": ("dangling", "dangling/net", False),
+    "a link": ("link", "link", False),
+    "a file": ("file", "file", False),
+    "an empty folder": ("empty", "empty", True),
+    "a folder": ("mine", "mine", False),
+    "a SavedModel": ("net", "net", True),
+    "a SavedModel and a file": ("net/mine.txt", "net", False),
 }
 
 
 @pytest.mark.parametrize("name", OBSTACLES)
 def test_what_is_there_is_not_replaced(chain, tmp_path, name):
-    there, target, words, with_overwrite = OBSTACLES[name]
+    there, target, is_replaced = OBSTACLES[name]
     path = tmp_path / there
     if there in ("link", "dangling"):
         path.symlink_to("linked" if there == "link" else "nowhere")
@@ -101,28 +76,14 @@ def test_what_is_there_is_not_replaced(chain, tmp_path, name):
     if "/" in there:
         path.write_text("mine")
     before = content_of(tmp_path)
-    for overwrite in (False, True):
-        said = words if not overwrite or with_overwrite is True else with_overwrite
-        if said is None:
-            continue
-        with pytest.raises(FileExistsError) as raised:
+    for overwrite in (False,) if is_replaced else (False, True):
+        with pytest.raises(FileExistsError, match="path"):
             export(chain, str(tmp_path / target), overwrite=overwrite)
-        message = str(raised.value)
-        assert message.startswith("Argument `path` must be new, or a SavedModel to replace")
-        assert f"Received: path={str(tmp_path / target)!r}, " in message
-        assert said.format(tmp_path) in message
         assert content_of(tmp_path) == before
-    if with_overwrite is None:
+    if is_replaced:
         export(chain, tmp_path / target, probing=False, overwrite=True)
         loaded = tf.saved_model.load(str(tmp_path / target))
         assert list(loaded.signatures) == ["serving_default"]
-
-
-def test_folders_above_may_be_links(chain, tmp_path):
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "linked").symlink_to("runs")
-    export(chain, tmp_path / "linked" / "net")
-    assert os.listdir(tmp_path / "runs") == ["net"]
 
 
 def test_a_chain_may_replace_what_it_was_opened_from(chain, tmp_path):
@@ -135,40 +96,6 @@ def test_a_chain_may_replace_what_it_was_opened_from(chain, tmp_path):
     assert not (path / "assets.extra" / "mine").exists()
     for of in (opened, tfr.chain(path)):
         np.testing.assert_array_equal(of(small_images()), expected)
-
-
-def test_saved_models_of_others_are_replaced(chain, tmp_path):
-    """All that TensorFlow and Keras write, assets too."""
-    module = tf.Module()
-    (tmp_path / "words").write_text("one\ntwo\n")
-    module.words = tf.saved_model.Asset(str(tmp_path / "words"))
-    tf.saved_model.save(module, str(tmp_path / "plain"))
-    small_network().export(tmp_path / "keras", verbose=False)
-    (tmp_path / "keras" / "keras_metadata.pb").write_bytes(b"")
-    for name in ("plain", "keras"):
-        export(chain, tmp_path / name, overwrite=True)
-        assert tfr.chain(tmp_path / name).name == "small"
-
-
-BAD = [("path", path) for path in (None, 3, b"net", "a\0b", pathlib.Path("a\0b"), ["net"])]
-BAD += [(name, value) for name in ("probing", "overwrite") for value in ("no", 0, None)]
-
-
-@pytest.mark.parametrize(("name", "value"), BAD)
-def test_arguments_that_cannot_be_used(chain, tmp_path, name, value):
-    with refused(name):
-        export(chain, **{"path": tmp_path / "net", name: value})
-    assert os.listdir(tmp_path) == []
-
-
-def test_the_folder_of_the_process_is_not_replaced(chain, tmp_path, monkeypatch):
-    (tmp_path / "in").mkdir()
-    monkeypatch.chdir(tmp_path / "in")
-    for path in (".", ".."):
-        for overwrite in (False, True):
-            with pytest.raises(FileExistsError, match=r"`path` must be new.*Received: path="):
-                export(chain, path, overwrite=np.bool_(overwrite))
-    assert os.listdir(tmp_path) == ["in"]
 
 
 # What the network computes with
@@ -236,10 +163,6 @@ def test_a_network_that_no_saved_model_can_hold_is_not_trained(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-class NotToBeMadeAgain(tf.saved_model.experimental.TrackableResource):
-    """Does not say how the table is made where it is loaded."""
-
-
 def failing():
     """A chain whose head raises an error."""
 
@@ -250,25 +173,13 @@ def failing():
     return Chain("failing", tf.identity, stages, head, None, (4, 4, 1))
 
 
-OF_TENSORFLOW = "TensorFlow says: .*_create_resource"
-CANNOT_BE_WRITTEN = [
-    (lambda: network_with(BareTable()), True, "with_table, which reads a resource"),
-    (lambda: network_with(BareTable()), False, "with_table, which reads a resource"),
-    (lambda: network_with(BareTable(NotToBeMadeAgain())), False, OF_TENSORFLOW),
-    (failing, True, "a head that fails"),
-    (failing, False, "a head that fails"),
-]
-
-
-@pytest.mark.parametrize(("make", "probing", "words"), CANNOT_BE_WRITTEN)
-@pytest.mark.parametrize("there", ["there", ""])
-def test_what_cannot_be_written_leaves_nothing(tmp_path, make, probing, words, there):
+@pytest.mark.parametrize("probing", [True, False])
+@pytest.mark.parametrize("make", [lambda: network_with(BareTable()), failing], ids=["", "failing"])
+def test_what_cannot_be_written_leaves_nothing(tmp_path, make, probing):
     """No folder above either that was not there."""
-    (tmp_path / there).mkdir(exist_ok=True)
-    before = content_of(tmp_path)
-    with pytest.raises(ValueError, match=words):
-        export(make(), tmp_path / there / "new" / "newer" / "net", probing=probing)
-    assert content_of(tmp_path) == before
+    with pytest.raises(ValueError, match="Received: "):
+        export(make(), tmp_path / "new" / "net", probing=probing)
+    assert content_of(tmp_path) == {}
 
 
 @pytest.mark.parametrize("name", ["n[1]", "n[1]/net", "a\\b", "[", "\udcff"])
@@ -363,26 +274,3 @@ def test_one_export_at_a_time(chain, tmp_path, elsewhere):
         export(chain, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
     export(chain, tmp_path / "net")
-
-
-@pytest.fixture
-def as_nobody():
-    """A folder, in which this process may read only what everybody may."""
-    if os.geteuid():
-        pytest.skip("only root can be somebody else")
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        yield pathlib.Path(folder), lambda: os.seteuid(65534)
-        os.seteuid(0)
-
-
-def test_what_may_not_be_read_is_not_called_damaged(chain, as_nobody):
-    folder, become_nobody = as_nobody
-    small_network().save(folder / "net.keras")
-    export(chain, folder / "net")
-    (folder / "net.keras").chmod(0o600)
-    (folder / "net" / "assets.extra" / "tfresidual.json").chmod(0o600)
-    become_nobody()
-    for name in ("net.keras", "net"):
-        with pytest.raises(PermissionError, match="Permission denied"):
-            tfr.chain(folder / name)

@@ -8,7 +8,6 @@ Not covered: TensorFlow Serving itself, and SavedModels on a GPU.
 import json
 import subprocess
 import sys
-import time
 
 import keras
 import numpy as np
@@ -259,22 +258,12 @@ def test_routes_are_those_of_the_chain(case, call):
     assert np.abs(expected[2] - served).max() > 1e-3
 
 
-WORDS = {
-    "route": "`applications` must hold",
-    "readout": "`stage` (from 1) and `block` (from 0) must name",
-    "repeat_last_block": "`times` 0 or more",
-}
-
-
 @pytest.mark.sampled(3)
 def test_impossible_numbers_are_errors(case, call):
     calls = [one for one in calls_of(case.chain) if one[-1] is None]
     for signature, given, _ in calls:
-        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        with pytest.raises(tf.errors.InvalidArgumentError):
             call(signature, **given)
-        message = str(caught.value)
-        assert "Arguments must be valid: `" in message and "Received:" in message
-        assert WORDS[signature] in message
     assert len(calls) >= 8
 
 
@@ -304,19 +293,6 @@ def test_gradients_flow_through_what_was_loaded(case, loaded):
 
 
 # What is written
-
-
-def test_values_are_no_classes_and_have_no_metrics(tmp_path):
-    inputs = keras.Input((4, 4, 1))
-    state = keras.layers.Conv2D(2, 3, padding="same")(inputs)
-    state = state + keras.layers.Conv2D(2, 3, padding="same")(state)
-    net = keras.Model(inputs, keras.layers.Conv2D(1, 1)(state))
-    export(net, tmp_path / "net")
-    loaded = tf.saved_model.load(str(tmp_path / "net"))
-    assert "block_metrics" not in loaded.signatures
-    assert set(loaded.signatures) >= {"serving_default", "states", "route"}
-    outputs = loaded.signatures["serving_default"](images=small_images())["outputs"]
-    np.testing.assert_array_equal(outputs, net.predict(small_images(), verbose=0))
 
 
 @pytest.mark.system
@@ -370,17 +346,6 @@ def test_no_variable_is_stored_twice(tmp_path, probing):
     assert sum(sizes) <= sum(int(np.prod(v.shape)) for v in net.variables)
 
 
-@pytest.mark.nightly
-def test_a_deep_network_is_exported_within_its_bounds(tmp_path):
-    net = tfr.networks.resnet(110)
-    begun = time.process_time()
-    export(net, tmp_path / "net")
-    assert time.process_time() - begun < 120
-    weights = sum(variable.numpy().nbytes for variable in net.variables)
-    assert folder_size(tmp_path / "net") < 1.3 * weights + 10 * 2**20
-    assert len(tfr.chain(tmp_path / "net").blocks) == 54
-
-
 @pytest.mark.system
 def test_later_weights_are_exported_without_compiling_anew(tmp_path, monkeypatch):
     net = small_network()
@@ -407,12 +372,3 @@ def test_bounds_are_those_of_later_weights(tmp_path):
     opened = [probes.lipschitz(tmp_path / name) for name in ("one", "two")]
     np.testing.assert_allclose(opened[1]["divisor"], expected["divisor"], rtol=1e-3)
     assert opened[1]["divisor"][0] > opened[0]["divisor"][0]
-
-
-def test_the_network_is_left_as_it_was(tmp_path):
-    net = random_network(blocks=(1,), widths=(2,), shortcut="dropout")
-    before, count = net.get_weights(), len(net.variables)
-    export(net, tmp_path / "net")
-    assert len(net.variables) == count
-    for old, new in zip(before, net.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)

@@ -5,19 +5,13 @@ import os
 import pathlib
 import re
 
-import keras
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.routing.chain import OUTPUT_KINDS
 
-# The version of the format. A reader accepts its own version and older ones. Version 2 is written
-# only for what a reader of version 1 could not open, or would get wrong: a context, several inputs
-# or inputs of whole numbers, classes per position, and a loss of one's own that ignores a class. It
-# has the further keys `input_dtype` and, with the functions for probing, `ignore_class`.
-FORMAT = 2
-FIRST_FORMAT = 1
+# The version of the format, which changes when a reader could no longer open what is written.
+FORMAT = 1
 LAYOUT_FILE = pathlib.PurePath("assets.extra", "tfresidual.json")
 GRAPH_FILE = "saved_model.pb"
 STEM, CONTEXT, HEAD, LOSS = "stem", "context", "head", "loss"
@@ -116,25 +110,20 @@ def layout_of(path):
             str(path),
         )
     try:
-        layout = json.loads((path / LAYOUT_FILE).read_bytes())
-        version, written_by = layout["format"], layout["tfresidual"]
-        is_for_probing = layout["probing"]
-        _require(_is_count(version) and version > 0, "format")
-        if version <= FORMAT:
-            _check_layout(layout)
+        layout = json.loads((path / LAYOUT_FILE).read_text("utf-8"))
+        version, written_by, probing = (layout[key] for key in ("format", "tfresidual", "probing"))
     except PermissionError:
         # An unreadable file is not necessarily damaged.
         raise
     except UNREADABLE as error:
         raise damaged(path, error) from error
-    if version > FORMAT:
+    if version != FORMAT:
         raise ArgumentError(
             "source",
-            f"be a SavedModel of format {FORMAT} or older; tfresidual {written_by} wrote a newer "
-            "one. Update tfresidual",
+            f"be a SavedModel of format {FORMAT}; tfresidual {written_by} wrote this one",
             said=f"source={str(path)!r} of format {version!r}",
         )
-    if not is_for_probing:
+    if not probing:
         raise ArgumentError(
             "source",
             "be a SavedModel with the functions for probing; this one was exported with "
@@ -142,84 +131,6 @@ def layout_of(path):
             str(path),
         )
     return layout
-
-
-def _check_layout(layout):
-    """Raises an error unless a layout holds everything that a chain needs, in the right types."""
-    _require_kinds(layout, probing=bool, name=str)
-    _require(layout["outputs"] in OUTPUT_KINDS, "outputs")
-    shapes = layout["input_shape"]
-    if layout["format"] == FIRST_FORMAT:
-        _require(_is_shape(shapes), "input_shape")
-    else:
-        _require(_are_shapes(shapes), "input_shape")
-        _require(_are_dtypes(layout["input_dtype"], shapes), "input_dtype")
-    if not layout["probing"]:
-        return
-    _require_kinds(layout, notes=list, pieces=list, loss=dict | None, stages=list)
-    # Those of earlier versions lack these.
-    of_earlier = {"outputs_at_positions": True, "arrangement": None}
-    _require_kinds(of_earlier | layout, outputs_at_positions=bool, arrangement=dict | None)
-    pieces, count, stages = layout["pieces"], layout["parameters"], layout["stages"]
-    _require(all(isinstance(note, str) for note in layout["notes"]), "notes")
-    _require({STEM, HEAD} <= set(pieces), "pieces")
-    _require(_is_count(count), "parameters")
-    if layout["format"] > FIRST_FORMAT:
-        ignored = layout["ignore_class"]
-        _require(ignored is None or _is_count(abs(ignored)), "ignore_class")
-    _require(len(stages) > 0, "stages")
-    for number, stage in enumerate(stages, start=1):
-        _require(stage["stage"] == number, "stage")
-        _require_kinds(stage, blocks=list)
-        for index, block in enumerate(stage["blocks"]):
-            parts = {part for part in PARTS if block_name(number, index, part) in pieces}
-            _require("apply" in parts and len(parts) != 2, f"pieces of block {index}")
-            _require_kinds(block, keeps_shape=bool, takes_anchor=bool, lipschitz=dict | None)
-            _require_kinds(block, shortcut=str | None, name=str | None)
-            places, bounds = block["weights"].values(), (block["lipschitz"] or {}).values()
-            _require(all(_is_count(place) and place < count for place in places), "weights")
-            _require(all(isinstance(one, int | float) for one in bounds), "lipschitz")
-    numbers = {name.split("/")[0] for name in pieces if name.startswith("stage")}
-    _require(numbers <= {f"stage{number}" for number in range(1, len(stages) + 1)}, "pieces")
-
-
-def _require(is_right, name):
-    if not is_right:
-        raise ValueError(f"{LAYOUT_FILE.name}: {name!r} is not as expected")
-
-
-def _require_kinds(layout, **kinds):
-    for name, kind in kinds.items():
-        _require(isinstance(layout[name], kind), name)
-
-
-def _is_shape(value):
-    return isinstance(value, list) and all(size is None or _is_count(size) for size in value)
-
-
-def _are_shapes(value):
-    """Returns whether something is the shape of an input, or a list or dict of such."""
-    parts = value.values() if isinstance(value, dict) else value
-    is_several = isinstance(value, (dict, list)) and len(parts) > 0
-    return _is_shape(value) or (is_several and all(map(_are_shapes, parts)))
-
-
-def _are_dtypes(value, shapes):
-    """Returns whether something has the structure of some shapes, with dtypes at their places."""
-    if _is_shape(shapes):
-        return isinstance(value, str) and bool(keras.backend.standardize_dtype(value))
-    if isinstance(shapes, dict):
-        is_alike = isinstance(value, dict) and set(value) == set(shapes)
-        return is_alike and all(_are_dtypes(value[key], shapes[key]) for key in shapes)
-    return (
-        isinstance(value, list)
-        and len(value) == len(shapes)
-        and all(map(_are_dtypes, value, shapes))
-    )
-
-
-def _is_count(value):
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def damaged(path, error):

@@ -175,8 +175,7 @@ def _labels_taken(chain, values):
             compiled = compile_function(lambda *tensors: loss(*tensors), labels, *given)
             losses = compiled(filled(labels, 0.0), *(filled(spec, 0.5) for spec in given))
             return tuple(losses.shape) == (images,)
-        except Exception:
-            # A loss written by a user may raise any error on labels that it was not made for.
+        except (ValueError, TypeError, tf.errors.OpError):
             return False
 
     return {kind: labels for kind, labels in possible.items() if is_taken(labels)}

@@ -17,7 +17,6 @@ from tfresidual.sources.saved_model.format import (
     CALLED,
     CONTEXT,
     HEAD,
-    LAYOUT_FILE,
     LOSS,
     PARTS,
     SERVE,
@@ -28,7 +27,7 @@ from tfresidual.sources.saved_model.format import (
     layout_of,
     transition_name,
 )
-from tfresidual.sources.saved_model.inputs import flat, names_of, of_context, of_images, specs_of
+from tfresidual.sources.saved_model.inputs import flat, of_context, of_images, specs_of
 from tfresidual.sources.saved_model.loading import load
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def saved_model_chain(path: StrPath) -> Chain:
     """Returns the chain of a SavedModel, without the code that built its network.
 
     Nothing in the folder is executed, except for what the loader of TensorFlow itself does. Raises
-    a `ValueError` if it cannot be probed, is newer, or damaged.
+    a `ValueError` if it cannot be probed, is of another format, or damaged.
     """
     path = pathlib.Path(path)
     layout = layout_of(path)
@@ -83,13 +82,11 @@ class _Reference:
 
 def _chain(layout, pieces, parameters, root):
     shapes = _as_tuples(layout["input_shape"])
-    dtypes = _as_tuples(layout.get("input_dtype", "float32"))
+    dtypes = _as_tuples(layout["input_dtype"])
     reference, context = _Reference(root, shapes, dtypes), pieces.get(CONTEXT)
     names = None if context is None else sorted(context.concrete.structured_outputs)
-    _check_arguments(pieces, reference.serve, names_of(shapes), names or [])
     within = {name: of_context(piece, names) for name, piece in pieces.items()}
-    # Functions that pieces call; SavedModels of earlier versions have none.
-    functions = [*(piece.concrete for piece in pieces.values()), *getattr(root, CALLED, ())]
+    functions = [*(piece.concrete for piece in pieces.values()), *getattr(root, CALLED)]
     return Chain(
         name=layout["name"],
         stem=of_images(pieces[STEM], shapes),
@@ -110,25 +107,15 @@ def _chain(layout, pieces, parameters, root):
         input_dtype=dtypes,
         outputs=layout["outputs"],
         notes=tuple(layout["notes"]),
-        outputs_at_positions=layout.get("outputs_at_positions", True),
+        outputs_at_positions=layout["outputs_at_positions"],
         weights=tuple(parameters),
         reference=reference,
         context=None if context is None else of_images(context, shapes),
-        # SavedModels of earlier versions have none.
         arrangement=None
-        if layout.get("arrangement") is None
+        if layout["arrangement"] is None
         else Arrangement.from_description(layout["arrangement"], shapes, dtypes),
         called={tf.compat.as_str(one.name): one for one in functions},
     )
-
-
-def _check_arguments(pieces, serve, inputs, context):
-    counts = {STEM: len(inputs), CONTEXT: len(inputs), HEAD: 1 + len(context)}
-    takes = all(
-        len(pieces[name].dtypes) == count for name, count in counts.items() if name in pieces
-    )
-    if not takes or set(inputs) != set(serve.structured_input_signature[1]):
-        raise ValueError(f"{LAYOUT_FILE.name}: the functions take other inputs")
 
 
 def _as_tuples(structure):
@@ -182,5 +169,5 @@ def _loss(layout, pieces):
         logits = getattr(outputs, "_keras_logits", None)
         return by_rank[len(labels.shape)](labels, outputs, *([] if logits is None else [logits]))
 
-    loss.ignore_class = layout.get("ignore_class")
+    loss.ignore_class = layout["ignore_class"]
     return loss

@@ -15,11 +15,9 @@ import tensorflow as tf
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.files import file_above, replacing_folder
 from tfresidual.routing.agreement import check_agreement, sample_images
-from tfresidual.routing.images import dtype_taken, is_shape
 from tfresidual.routing.outputs import OUTPUTS, named_outputs
 from tfresidual.sources.saved_model.format import (
     CALLED,
-    FIRST_FORMAT,
     FORMAT,
     LAYOUT_FILE,
     SERVE,
@@ -30,7 +28,6 @@ from tfresidual.sources.saved_model.pieces import (
     compile_function,
     cut_chain,
     images_of,
-    result_of,
     variables_of,
 )
 from tfresidual.sources.saved_model.signatures import ARGUMENTS, signatures_of
@@ -166,7 +163,7 @@ def _to_serve(chain):
     serve = compile_function(serving, *images_of(chain))
     root.variables_of_network = variables_of([serve])
     _compare(chain, chain)
-    return root, {SERVE: serve}, _header(chain, serve, probing=False)
+    return root, {SERVE: serve}, _header(chain, probing=False)
 
 
 def _check_names(chain, arguments):
@@ -183,23 +180,14 @@ def _check_names(chain, arguments):
             )
 
 
-def _header(chain, serve, probing):
-    is_rebuilt = getattr(chain.loss, "description", None) is not None
-    ignores_none = getattr(chain.loss, "ignore_class", None) is None
-    is_first = (
-        chain.context is None
-        and is_shape(chain.input_shape)
-        and dtype_taken(chain.input_dtype) == "float32"
-        and (chain.outputs == "values" or len(result_of(serve)[OUTPUTS].shape) == 2)
-        and (ignores_none or is_rebuilt or not probing)
-    )
+def _header(chain, probing):
     return {
-        "format": FIRST_FORMAT if is_first else FORMAT,
+        "format": FORMAT,
         "tfresidual": metadata.version("tfresidual"),
         "probing": probing,
         "name": chain.name,
         "input_shape": _plain(chain.input_shape),
-        **({} if is_first else {"input_dtype": _plain(chain.input_dtype)}),
+        "input_dtype": _plain(chain.input_dtype),
         "outputs": chain.outputs,
     }
 
@@ -235,12 +223,8 @@ def _with_probes(chain):
         chain.compiled[key] = twin, root, pieces, signatures
     twin, root, pieces, signatures = chain.compiled[key]
     _compare(chain, twin)
-    layout = _header(chain, signatures[SERVE], probing=True)
-    if layout["format"] > FIRST_FORMAT:
-        ignored = getattr(chain.loss, "ignore_class", None)
-        layout["ignore_class"] = None if ignored is None else int(ignored)
-    if not chain.outputs_at_positions:
-        layout["outputs_at_positions"] = False
+    layout = _header(chain, probing=True)
+    ignored = getattr(chain.loss, "ignore_class", None)
     places = {key: place for place, key in enumerate(parameters)}
     return (
         root,
@@ -250,6 +234,8 @@ def _with_probes(chain):
             "pieces": list(pieces),
             "parameters": len(parameters),
             "notes": chain.notes,
+            "outputs_at_positions": chain.outputs_at_positions,
+            "ignore_class": None if ignored is None else int(ignored),
             "loss": getattr(chain.loss, "description", None),
             "arrangement": None if chain.arrangement is None else chain.arrangement.description,
             "stages": [
