@@ -24,7 +24,6 @@ import pandas as pd
 import processes
 import pytest
 import tensorflow as tf
-from reference.unsafe_files import IN_WEIGHTS, change_weights, with_secret
 from refusals import refused
 from tuning.forked_search import free_port
 
@@ -289,7 +288,7 @@ class TestDamaged:
 
     @pytest.mark.parametrize(
         "content",
-        [None, b"", b"\x89HDF\r\n\x1a\n\0\0", "external_data", "empty_gigabytes"],
+        [None, b"", b"\x89HDF\r\n\x1a\n\0\0"],
         ids=str,
     )
     def test_weights(self, folder, content):
@@ -299,9 +298,6 @@ class TestDamaged:
         if content is None:
             path.unlink()
             told = told.replace("is damaged: ", "are missing")
-        elif isinstance(content, str):
-            change_weights(path, IN_WEIGHTS[content], with_secret(folder / "secret.h5"))
-            told = "not opened: .*Received: "
         else:
             path.write_bytes(content)
         with pytest.raises(errors.FatalValueError, match=told):

@@ -9,7 +9,6 @@ import zipfile
 import keras
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.machine.archives import RefusedFileError, check_model_file
 from tfresidual.routing.losses import single
 from tfresidual.sources.saved_model.format import UNREADABLE
 
@@ -52,12 +51,9 @@ def model_in(path):
     if not _is_archive(path):
         raise _unreadable(path, "it is not an archive, or has no config.json")
     try:
-        check_model_file(path)
         model = keras.saving.load_model(path, compile=False)
         with zipfile.ZipFile(path) as archive:
             settings = json.loads(archive.read("config.json")).get("compile_config")
-    except RefusedFileError:
-        raise
     except DAMAGED as error:
         raise _unreadable(path, error) from error
     try:

@@ -25,7 +25,6 @@ from tfresidual import probes, sources
 from tfresidual.definitions.arguments import ArgumentError, check_int, check_number
 from tfresidual.definitions.settings import EPSILON
 from tfresidual.definitions.warning import warn
-from tfresidual.machine.archives import RefusedFileError, check_weights_file
 from tfresidual.machine.files import damaged, read_json, replacing
 from tfresidual.machine.first_step import build_optimizer, traced_once
 from tfresidual.machine.locks import LOCK, locked
@@ -746,15 +745,12 @@ def load_trained(network, path):
         )
     build_optimizer(network)
     try:
-        check_weights_file(path)
         with warnings.catch_warnings():
             # Keras warns of what it leaves as it was initialized.
             warnings.simplefilter("error", UserWarning)
             network.load_weights(path)
     except PermissionError:
         raise
-    except RefusedFileError as error:
-        raise errors.FatalValueError(str(error)) from error
     except (OSError, ValueError, LookupError, UserWarning) as error:
         # Error messages of Keras may be very long.
         reason = str(error).strip().partition("\n")[0]
