@@ -28,7 +28,7 @@ def is_fusable(layer, inputs):
     """Returns whether the fused kernel computes what a layer asks for."""
     return (
         isinstance(inputs, tf.Tensor)
-        and not getattr(layer, "renorm", False)  # an argument since Keras 3.14
+        and not layer.renorm
         and inputs.shape.rank == 4
         and layer.axis in (-1, 3)
         and inputs.dtype in (tf.float32, tf.bfloat16, tf.float16)

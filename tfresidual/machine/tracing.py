@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-# No public function tells it. Tried on Keras 3.14 and 3.15.
+# No public function tells it. Tried on Keras 3.15.
 from keras.src.backend.common import global_state
 
 from tfresidual.machine.backends import BACKEND

@@ -197,7 +197,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
         """Returns the `WeightGroup`s of two or more of the variables."""
         # Variables with `overwrite_with_gradient` (float8 scales) have their next value as
         # gradient.
-        coupled = [v for v in variables if not getattr(v, "overwrite_with_gradient", False)]
+        coupled = [v for v in variables if not v.overwrite_with_gradient]
         if self._groups is None:
             groups = groups_of(blocks_of(coupled), self.first_block)
         else:
