@@ -10,16 +10,6 @@ from reference.numpy_network import subsample
 from tfresidual.layers import Subsampling
 
 
-def test_by_hand():
-    image = np.arange(12.0).reshape(1, 3, 4, 1)
-    output = np.asarray(Subsampling(2)(image))
-    np.testing.assert_array_equal(output[0, :, :, 0], [[0, 2], [8, 10]])
-    np.testing.assert_array_equal(output[0, :, :, 1], np.zeros((2, 2)))
-    image = image.reshape(1, 1, 3, 4)
-    output = np.asarray(Subsampling(2, data_format="channels_first")(image))
-    np.testing.assert_array_equal(output[0], [[[0, 2], [8, 10]], np.zeros((2, 2))])
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     height=st.integers(1, 9),
@@ -48,13 +38,3 @@ def test_unknown_sizes_stay_unknown(data_format, shape, expected):
     layer = Subsampling(4, data_format=data_format)
     assert layer.compute_output_shape(shape) == expected
     assert layer(keras.Input(batch_shape=shape)).shape == expected
-
-
-def test_added_to_a_convolution_in_a_graph():
-    """With `ops.pad` TensorFlow's fused convolution and addition crashes the process."""
-    inputs = keras.Input((8, 8, 8))
-    branch = keras.layers.Conv2D(32, 1)(keras.layers.Conv2D(4, 3, 2, padding="same")(inputs))
-    model = keras.Model(inputs, keras.layers.Add()([Subsampling(32)(inputs), branch]))
-    images = np.random.default_rng(0).normal(size=(4, 8, 8, 8)).astype("float32")
-    expected = model(images)
-    np.testing.assert_allclose(model.predict(images, verbose=0), expected, rtol=1e-5, atol=1e-6)

@@ -22,9 +22,8 @@ class PointwiseConvolution(keras.layers.Conv2D):
     """`keras.layers.Conv2D` with a 1x1 kernel that skips rows and columns before it convolves.
 
     A 1x1 convolution with a stride reads only every `strides`-th row and column, so dropping the
-    others first gives the same numbers. It also avoids a crash on CPUs: the oneDNN kernel for the
-    weight gradient of a strided 1x1 convolution writes out of bounds for some sizes with few
-    channels (oneDNN issue 6035), and the process crashes some time later.
+    others first gives the same numbers. It is faster, and does not depend on a kernel of oneDNN
+    with which training crashed on CPUs.
 
     Example:
 

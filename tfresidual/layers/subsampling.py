@@ -86,8 +86,7 @@ class Subsampling(keras.layers.Layer):
             return kept
         shape = list(ops.shape(kept))
         shape[self._channel_axis] = missing
-        # Not `ops.pad`: TensorFlow fuses the addition of its result with a 1x1 convolution and its
-        # bias into an operation that crashes on CPUs.
+        # Not `ops.pad`, with which graphs of TensorFlow crashed on CPUs.
         return ops.concatenate([kept, ops.zeros(shape, kept.dtype)], axis=self._channel_axis)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
