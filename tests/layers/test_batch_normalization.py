@@ -122,16 +122,6 @@ def test_is_the_stock_layer(case):
     assert not uses_fused_kernel(theirs, inputs, training=True)
 
 
-def test_masked_pixels_do_not_count():
-    ours, theirs = pair()
-    mask = tf.constant(np.random.default_rng(2).integers(0, 2, SHAPE[:3]), bool)
-    assert_same_layer(ours, theirs, data(), 1e-6, mask=mask)
-    masked = np.asarray(ours.moving_mean)
-    ours, _ = pair()
-    step(ours, data())
-    assert np.abs(np.asarray(ours.moving_mean) - masked).max() > 1e-3
-
-
 def test_by_hand():
     x = np.asarray(data())
     layer = BatchNormalization(momentum=0.9)
@@ -289,15 +279,6 @@ def test_shares_the_weights_asked_for(parts, expected, tmp_path):
         assert is_moved == (weight.name in expected and weight.name.startswith("moving"))
 
 
-def test_layers_without_gamma_share_what_there_is():
-    other, layer = BatchNormalization(scale=False), BatchNormalization(scale=False)
-    other.build(SHAPE)
-    layer.share(other)
-    layer.build(SHAPE)
-    assert all(a is b for a, b in zip(layer.weights, other.weights, strict=True))
-    assert len(layer.weights) == 3
-
-
 @pytest.mark.parametrize(("parts", "expected"), SHARED, ids=lambda v: "-".join(sorted(v)))
 def test_files_hold_shared_weights_once(parts, expected, tmp_path):
     def model_of_two():
@@ -387,31 +368,6 @@ def test_slope_and_its_gradient(case, training):
     assert_equal(layer.weights, twin.weights)
 
 
-def test_slope_of_the_moving_variance():
-    layer, _ = pair()
-    variance = np.asarray(layer.moving_variance, "f8")
-    gamma = np.asarray(layer.gamma)
-    np.testing.assert_allclose(layer.slope(), gamma / np.sqrt(variance + 1e-3), rtol=1e-6)
-    of_others = gamma / np.sqrt([4.001, 1.001, 1e-3])
-    np.testing.assert_allclose(layer.slope([4.0, 1, 0]), of_others, rtol=1e-6)
-    frozen, _ = pair()
-    frozen.trainable = False
-    _, slope = frozen.call_with_slope(data(), training=True)
-    np.testing.assert_array_equal(slope, layer.slope())
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_slope_in_mixed_precision(dtype, training):
-    low, _ = pair(dtype=dtype)
-    exact, _ = pair()
-    x = data(dtype=low.compute_dtype)
-    outputs, slope = low.call_with_slope(x, training=training)
-    _, expected = exact.call_with_slope(tf.cast(x, "float32"), training=training)
-    assert (outputs.dtype, slope.dtype) == (x.dtype, tf.float32)
-    np.testing.assert_allclose(slope, expected, rtol=1e-5)
-
-
 # Logical devices have to be there before TensorFlow starts, so this runs in a process of its own.
 MIRRORED = """
 import keras, numpy as np, tensorflow as tf
@@ -440,40 +396,6 @@ for synchronized in (False, True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
     print("agreed", synchronized, results[0][3])
 """
-
-
-def test_batches_of_any_size_and_number_of_channels_with_their_gradients():
-    # One function serves all layers: shapes that it has not seen must not lose their channels.
-    for channels in (3, 5, 2):
-        for images in (1, 4):
-            shape = (images, 5, 6, channels)
-            ours, stock = pair(shape)
-            features, weight = data(shape), data(shape, seed=1)
-
-            @tf.function
-            def gradients(layer, features=features, weight=weight):
-                with tf.GradientTape() as tape:
-                    tape.watch(features)
-                    outputs = layer(features, training=False)
-                    loss = tf.reduce_sum(outputs**2 * weight)
-                return outputs, tape.gradient(loss, [features, layer.gamma.value, layer.beta.value])
-
-            unscaled = BatchNormalization(scale=False)
-            unscaled.build(shape)
-
-            @tf.function
-            def slope_of(features=features, unscaled=unscaled):
-                _, slope = unscaled.call_with_slope(features, training=True)
-                assert slope.shape == features.shape[-1:]
-                return slope
-
-            np.testing.assert_allclose(
-                slope_of(), 1 / np.sqrt(np.var(features, axis=(0, 1, 2)) + 1e-3), rtol=1e-4
-            )
-            outputs, measured = gradients(ours)
-            assert outputs.shape == shape
-            for actual, expected in zip(measured, gradients(stock)[1], strict=True):
-                np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.nightly), True])

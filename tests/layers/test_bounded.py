@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference.matrices import matrix_of, norm_of, sought_ratios
+from reference.matrices import matrix_of, norm_of
 from reference.random_network import sample
 
 from tfresidual.layers import BatchNormalization, Bounded, slopes
@@ -35,14 +35,9 @@ BRANCHES = {
                  layers.LeakyReLU(negative_slope=2.0), conv(3, 2, strides=2)],
         (5, 6, 2), [[0, 1], [3]], 2 * 1.13,
     ),
-    "transposed": (
-        lambda: [layers.BatchNormalization(), layers.Conv2DTranspose(3, 3, strides=2),
-                 BatchNormalization(scale=False)],
-        (3, 4, 2), [[0, 1, 2]], 1,
-    ),
-    "grouped": (
+    "depthwise": (
         lambda: [BatchNormalization(), layers.DepthwiseConv2D(3, depth_multiplier=2),
-                 layers.BatchNormalization(), layers.SeparableConv2D(3, 2, activation="sigmoid")],
+                 layers.BatchNormalization(), conv(3, 2, strides=2, activation="sigmoid")],
         (5, 5, 2), [[0, 1, 2], [3]], 0.25,
     ),
     "pooling, then dense": (
@@ -52,7 +47,7 @@ BRANCHES = {
     ),
     "normalizations alone": (
         lambda: [conv(2), layers.Flatten(), BatchNormalization(), layers.Reshape((4, 6)),
-                 layers.EinsumDense("abc,cd->abd", (4, 5)), BatchNormalization(axis=1)],
+                 layers.Dense(5), BatchNormalization(axis=1)],
         (4, 3, 1), [[0], [2], [4], [5]], 1,
     ),
 }  # fmt: skip
@@ -146,15 +141,6 @@ def test_the_constant_is_the_product_of_norms(name):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", sample({name: name for name in BRANCHES}, 3, NIGHTLY))
-def test_no_pair_is_led_further_apart_than_the_bound(name):
-    layer, shape, _ = built(name)
-    layer(np.zeros((1, *shape)))
-    _, found = sought_ratios(layer, shape)
-    assert 0.01 < found <= 0.95 * (1 + 1e-4)
-
-
-@pytest.mark.system
 def test_a_residual_block_under_a_bound_of_1_is_invertible():
     branch = [BatchNormalization(), layers.ReLU(), conv(), layers.Conv2D(3, 1)]
     layer = Bounded(branch, 0.8)
@@ -238,15 +224,6 @@ def test_constants_of_linear_layers_without_kernels(name):
     norm = norm_of(layer, shape)
     constant = slopes.known(layer, (None, *shape)).constant
     assert norm * (1 - 1e-9) <= constant < 1.4 * norm
-
-
-def test_constant_of_overlapping_maxima():
-    layer = layers.MaxPooling1D(3, 1, dtype="float64")
-    assert slopes.known(layer, (None, 9, 1)).constant == pytest.approx(np.sqrt(3))
-    x = np.zeros((1, 9, 1))
-    moved = x.copy()
-    moved[0, 4] = 1
-    assert np.linalg.norm(layer(moved) - layer(x)) == pytest.approx(np.sqrt(3))
 
 
 def test_a_layer_that_is_there_twice_stays_one_in_a_copy():

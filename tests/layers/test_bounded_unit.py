@@ -135,15 +135,6 @@ def test_units_that_change_the_shape_equal_numpy(name, bottleneck):
     assert unit.lipschitz_bound()["estimate"] == pytest.approx(numpy_bound(unit), rel=1e-5)
 
 
-def test_holds_from_the_start():
-    # He normal kernels and statistics of 0 and 1, nothing run but `build`.
-    unit = ResidualUnit(CHANNELS, lipschitz=MU, name="unit")
-    unit.build((None, *GRID, CHANNELS))
-    expected, _ = numpy_unit(unit)(images().astype("f8"))
-    np.testing.assert_allclose(unit(images()), expected, rtol=1e-4, atol=1e-5)
-    assert unit.lipschitz_bound()["estimate"] == pytest.approx(numpy_bound(unit), rel=1e-5)
-
-
 def test_only_a_branch_over_the_bound_is_divided():
     free, loose = make_unit(lipschitz=None), make_unit(lipschitz=1e3)
     np.testing.assert_array_equal(loose(images()), free(images()))
@@ -175,19 +166,6 @@ def test_a_branch_of_zeros_has_a_finite_gradient(name):
             assert np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("bottleneck", [False, True])
-def test_channels_first_have_the_bound_of_channels_last(bottleneck):
-    last = make_unit(bottleneck=bottleneck)
-    first = ResidualUnit(
-        CHANNELS, bottleneck=bottleneck, lipschitz=MU, data_format="channels_first"
-    )
-    first.build((None, CHANNELS, *GRID))
-    assert [v.shape for v in first.variables] == [v.shape for v in last.variables]
-    randomise(first)
-    first.converge()
-    assert first.lipschitz_bound() == pytest.approx(last.lipschitz_bound(), rel=1e-4, abs=1e-4)
-
-
 # Weights that change
 
 
@@ -210,66 +188,6 @@ def test_norms_follow_the_weights(change):
     for _ in range(2):
         np.testing.assert_allclose(run(x), expected, rtol=1e-4, atol=1e-5)
     assert unit.lipschitz_bound()["estimate"] == pytest.approx(numpy_bound(unit), rel=1e-5)
-
-
-def test_norms_are_sought_once_for_the_same_weights():
-    unit, x = make_unit(), images()
-    unit.convolution1.kernel.assign(2 * unit.convolution1.kernel)
-    first = np.asarray(tf.function(unit)(x))
-    kept = [vector.numpy() for vector in unit.divisor.vectors]
-    # A vector that stays where it is put: nothing looked for a better one.
-    unit.divisor.vectors[0].assign(np.roll(kept[0], 1, axis=1))
-    assert np.abs(np.asarray(unit(x)) - first).max() > 1e-3
-    unit.divisor.vectors[0].assign(kept[0])
-    np.testing.assert_allclose(unit(x), first, rtol=1e-6, atol=1e-6)
-    # Whatever was known before.
-    other = make_unit(seed=5)
-    for variable, source in zip(other.variables, unit.variables, strict=True):
-        if "vector_of" not in variable.name and variable.name != "known_weights":
-            variable.assign(source)
-    other.converge()
-    for vector, value in zip(other.divisor.vectors, kept, strict=True):
-        np.testing.assert_allclose(vector, value, atol=1e-5)
-
-
-def with_kernel(unit, kernel):
-    for layer in (unit.convolution1, unit.convolution2):
-        layer.kernel.assign(kernel)
-
-
-def on_the_diagonal(*values):
-    """A kernel that multiplies every channel by a number, its norm is the largest."""
-    kernel = np.zeros((3, 3, CHANNELS, CHANNELS))
-    kernel[1, 1] = np.diag(values)
-    return kernel
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_a_singular_vector_is_left_when_another_value_grows_larger(training):
-    unit = make_unit("relu_only_preactivation")
-    for layer in (unit.normalization1, unit.normalization2):
-        for variable, value in ((layer.gamma, 1), (layer.moving_variance, 1 - layer.epsilon)):
-            variable.assign(np.full(CHANNELS, value))
-        layer.trainable = False
-    x = images()
-    # The vectors are of the first channel alone, to the last bit.
-    with_kernel(unit, on_the_diagonal(2, 1, 1, 1, 1, 1, 1, 1))
-    for vector in unit.divisor.training_vectors:
-        start = np.zeros(vector.shape)
-        start[:, 1, 1, 0] = 1
-        vector.assign(start)
-    unit(x, training=training)
-    with_kernel(unit, on_the_diagonal(0.5, 1, 1, 4, 1, 1, 0, 1))
-    for _ in range(6 if training else 1):
-        bounded = np.asarray(unit.branch(x, training=training))
-    # relu, times the diagonal, relu, times the diagonal, over the product of norms.
-    expected = np.maximum(x, 0) * np.square([0.5, 1, 1, 4, 1, 1, 0, 1]) * MU / 16
-    offsets = [unit.convolution1.bias, unit.normalization1.beta, unit.normalization1.moving_mean]
-    offsets += [unit.convolution2.bias, unit.normalization2.beta, unit.normalization2.moving_mean]
-    for offset in offsets:
-        offset.assign(np.zeros(CHANNELS))
-    bounded = np.asarray(unit.branch(x, training=training))
-    np.testing.assert_allclose(bounded, expected, rtol=1e-3, atol=1e-6)
 
 
 # Training
@@ -367,20 +285,6 @@ def test_gradient_goes_through_the_bound(layout, bottleneck, training):
     direction = rng.normal(size=x.shape)
     expected = slope(lambda t: value(weights, x + t * direction))
     assert np.sum(of_input * direction) == pytest.approx(expected, rel=2e-3, abs=2e-3)
-
-
-def test_only_training_moves_the_vectors():
-    unit, x = make_unit(), images()
-    before = [v.numpy() for v in unit.variables]
-    outputs = [np.asarray(unit(x)), np.asarray(unit(x, training=False))]
-    unit.lipschitz_bound()
-    np.testing.assert_array_equal(*outputs)
-    for variable, old in zip(unit.variables, before, strict=True):
-        np.testing.assert_array_equal(variable, old, err_msg=variable.path)
-    unit(x, training=True)
-    for variable, old in zip(unit.variables, before, strict=True):
-        moves = any(part in variable.name for part in ("moving", "training_vector_of"))
-        assert np.any(variable.numpy() != old) == moves, variable.path
 
 
 def test_applied_twice_in_one_step():
@@ -483,24 +387,6 @@ def test_the_bound_keeps_up_with_training():
     assert min(shares[5:]) > 0.95
     moved = weights_of(unit)["unit/convolution1/kernel"] - first["unit/convolution1/kernel"]
     assert np.linalg.norm(moved) > 0.1 * np.linalg.norm(first["unit/convolution1/kernel"])
-
-
-def test_compiled_by_xla():
-    unit, fused = make_unit(), make_unit()
-    x = tf.constant(images())
-
-    def step(unit):
-        with tf.GradientTape() as tape:
-            total = tf.reduce_sum(unit(x, training=True) ** 2)
-        return total, tape.gradient(total, unit.trainable_variables)
-
-    expected, others = step(unit)
-    total, gradients = tf.function(step, jit_compile=True, autograph=False)(fused)
-    np.testing.assert_allclose(total, expected, rtol=1e-5)
-    for gradient, other in zip(gradients, others, strict=True):
-        np.testing.assert_allclose(gradient, other, rtol=1e-3, atol=1e-4)
-    for vector, other in zip(fused.variables, unit.variables, strict=True):
-        np.testing.assert_allclose(vector, other, atol=1e-5)
 
 
 # Fixed points: x + f(z), again and again

@@ -15,19 +15,6 @@ def sample(shape=SHAPE, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
 
 
-@pytest.mark.parametrize("axis", [None, -1, 1, 2, -3])
-def test_every_entry_of_an_axis_has_its_factor(axis):
-    layer, x = layers.LayerScale(axis=axis), sample()
-    layer.build(x.shape)
-    np.testing.assert_array_equal(layer.gamma, np.full(layer.gamma.shape, np.float32(1e-4)))
-    gamma = sample(layer.gamma.shape, 1)
-    layer.gamma.assign(gamma)
-    expected = np.empty_like(x)
-    for place in np.ndindex(x.shape):
-        expected[place] = x[place] * (gamma if axis is None else gamma[place[axis]])
-    np.testing.assert_array_equal(layer(x), expected)
-
-
 @pytest.mark.parametrize("shape", [(4,), (4, 2), (4, 2, 3, 5, 6)])
 def test_what_is_there_initially(shape):
     x = sample(shape)
@@ -133,23 +120,6 @@ def test_the_mean_of_many_drawings_is_inference(rate):
     at_once = np.asarray(layer(np.repeat(x, DRAWINGS, 0), training=True))
     for values in (one_by_one, at_once):
         assert is_within(values, x[0]).all()
-
-
-@pytest.mark.parametrize("multiplier", [None, "rezero"])
-@pytest.mark.parametrize("strides", [1, 2])
-def test_the_mean_of_many_drawings_of_a_unit_is_its_inference(multiplier, strides):
-    keras.utils.set_random_seed(0)
-    options = {"normalization": None, "multiplier": multiplier, "stochastic_depth": 0.4}
-    unit = layers.ResidualUnit(4, strides=strides, **options)
-    x = np.random.default_rng(0).normal(size=(1, 3, 3, 4)).astype("float32")
-    expected = np.asarray(unit(x))[0]
-    if multiplier:
-        unit.multiplier.gamma.assign(0.7)
-        expected = np.asarray(unit(x))[0]
-    drawn = np.asarray(unit(np.repeat(x, DRAWINGS, 0), training=True))
-    # All features of an image are drawn together.
-    assert is_within(drawn, expected).all()
-    assert len(np.unique(drawn.reshape(DRAWINGS, -1).round(4), axis=0)) == 2
 
 
 def test_drawings_differ_unless_their_seeds_are_equal():

@@ -14,7 +14,6 @@ from reference.numpy_network import Weights, residual_unit, weights_of
 from reference.random_network import LAYOUTS, SHORTCUTS, randomise
 from refusals import refused
 
-from tfresidual import layers
 from tfresidual.layers import LayerScale, ResidualUnit, ReZero
 
 pytestmark = pytest.mark.eager
@@ -99,41 +98,6 @@ def images(shape=(2, 7, 6, 8)):
     return np.random.default_rng(1).normal(size=shape).astype("float32")
 
 
-@pytest.mark.parametrize("change", ["projection", "zero_padding"])
-def test_sizes_of_the_image(change):
-    unit, channels = make_unit(change)
-    for size in (1, 2, 5, 8):
-        x, half = np.ones((1, size, size + 1, channels), "float32"), (size + 1) // 2
-        assert unit(x).shape == unit.compute_output_shape(x.shape) == (1, half, size // 2 + 1, 8)
-    assert unit(keras.Input((None, None, 4))).shape == (None, None, None, 8)
-
-
-@pytest.mark.parametrize("strides", [1, 2])
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        *({"shortcut": name, "bottleneck": bool(i % 2)} for i, name in enumerate(SHORTCUTS)),
-        {"multiplier": LayerScale(axis=2)},
-        {"normalization": "fixup"},
-    ],
-)
-def test_channels_first_has_the_shapes_and_weights_of_channels_last(kwargs, strides):
-    kwargs = {"strides": strides, "name": "unit"} | kwargs
-    first = ResidualUnit(8, data_format="channels_first", **kwargs)
-    last = ResidualUnit(8, data_format="channels_last", **kwargs)
-    first.build((None, 4, 7, 6))
-    last.build((None, 7, 6, 4))
-    size = (7, 6) if strides == 1 else (4, 3)
-    assert first.compute_output_shape((None, 4, 7, 6)) == (None, 8, *size)
-    assert first.compute_output_shape((None, 4, None, 6))[2] is None
-    assert [(w.path, w.shape) for w in first.weights] == [(w.path, w.shape) for w in last.weights]
-    assert first.keeps_shape((None, 8, 7, 6)) == (strides == 1)
-    assert not first.keeps_shape((None, 7, 6, 8))
-    assert ResidualUnit.from_config(first.get_config()).data_format == "channels_first"
-    assert getattr(first, "normalization1", None) is None or first.normalization1.axis == 1
-    assert first.multiplier is None or first.multiplier.axis in (None, 1)
-
-
 def test_branch_and_join_are_the_unit():
     unit, channels = make_unit("projection", layout="original", shortcut="exclusive_gate")
     randomise(unit)
@@ -143,15 +107,6 @@ def test_branch_and_join_are_the_unit():
     np.testing.assert_array_equal(unit.join(x, branch), unit(x))
     anchor = 2 * x
     np.testing.assert_array_equal(unit.join(anchor, branch), unit(x, anchor))
-
-
-@pytest.mark.parametrize(("rescale", "kept"), [(False, 1), (True, 2)])
-def test_a_branch_of_zeros_leaves_the_shortcut(rescale, kept):
-    unit, channels = make_unit("kept", shortcut=layers.DropoutShortcut(0.5, 3, rescale))
-    unit.convolution2.kernel.assign(np.zeros((3, 3, 8, 8)))
-    x = np.ones((2, 7, 6, channels), "float32")
-    assert set(np.unique(unit(x, training=True))) == {0.0, kept}
-    np.testing.assert_array_equal(unit(x), kept / 2 * x)
 
 
 def test_initial_values():
@@ -180,15 +135,6 @@ def test_training_uses_the_statistics_of_the_batch_and_inference_the_moving_ones
     mean = np.asarray(unit.normalization1.moving_mean)
     np.testing.assert_allclose(mean, 0.01 * x.mean((0, 1, 2)), rtol=1e-4)
     assert np.any(np.asarray(unit(x)) != before)
-
-
-def test_shortcut_layer_is_copied_and_kept_in_the_config():
-    shortcut = layers.ScaledShortcut(0.25, 0.75, name="mine")
-    first, second = (ResidualUnit(8, shortcut=shortcut) for _ in range(2))
-    assert first.shortcut is not shortcut
-    assert first.shortcut is not second.shortcut
-    revived = ResidualUnit.from_config(first.get_config())
-    assert (revived.shortcut.scale, revived.shortcut.branch_scale) == (0.25, 0.75)
 
 
 # Branches with nothing but convolutions, with factors, Fixup, dropping.
@@ -289,11 +235,3 @@ def test_a_shared_unit_shares_its_factors_and_biases_but_no_drawings(normalizati
     assert config["normalization"] == normalization
     with refused("shares"):
         ResidualUnit(8, normalization="batch" if normalization != "batch" else None, shares=unit)
-
-
-def test_a_configuration_from_before_has_none_of_it():
-    config = ResidualUnit(8, "original", name="unit").get_config()
-    for name in ("normalization", "multiplier", "stochastic_depth", "blocks"):
-        del config[name]
-    unit = ResidualUnit.from_config(config)
-    assert (unit.normalization, unit.multiplier, unit.stochastic_depth) == ("batch", None, 0)

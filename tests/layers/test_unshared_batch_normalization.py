@@ -192,46 +192,6 @@ def test_images_as_with_separate_layers_on_the_fused_kernel(dtype):
     assert any("FusedBatchNorm" in node.op for node in [*graph.node, *nodes])
 
 
-def test_masks_count_however_the_application_is_given():
-    inputs = keras.Input((6, 3))
-    layer = UnsharedBatchNormalization(2, momentum=0.0)
-    # The number is a tensor, so that Keras sees two of them among the arguments.
-    masked = keras.layers.Masking(2.0)(inputs)
-    number = ops.cast(ops.max(inputs), "int32")
-    model = keras.Model(inputs, layer(masked, application=number - 1))
-    x = np.random.default_rng(0).uniform(size=(4, 6, 3)).astype("float32")
-    x[:, 2:] = 2
-    tf.function(model)(x, training=True)
-    mean = x[:, :2].mean((0, 1))
-    np.testing.assert_allclose(layer.normalizations[1].moving_mean, mean, rtol=1e-5)
-    np.testing.assert_array_equal(layer.normalizations[0].moving_mean, 0)
-    repeated = Repeated(UnsharedBatchNormalization(2, momentum=0.0), 2)
-    keras.Model(inputs, repeated(masked))(x, training=True)
-    found = repeated.block.normalizations[0].moving_mean
-    np.testing.assert_allclose(found, mean, rtol=1e-5)
-
-
-def test_momentum_and_epsilon_that_are_set_later():
-    x = np.random.default_rng(0).normal(2.0, 1.0, (6, 5)).astype("f4")
-    layer, plain = UnsharedBatchNormalization(2, momentum=0.5), keras.layers.BatchNormalization()
-    for one in (layer, plain):
-        one.build(x.shape)
-        one.momentum, one.epsilon = 0.9, 10.0
-    np.testing.assert_allclose(layer(x, application=1, training=True), plain(x, training=True))
-    np.testing.assert_allclose(layer(x, application=1), plain(x), atol=1e-6)
-
-
-def test_frozen_layer_keeps_everything():
-    block, _, layer = block_of()
-    layer.trainable = False
-    assert not layer.trainable_variables
-    before = layer.get_weights()
-    states = np.random.default_rng(0).normal(size=(8, FEATURES)).astype("float32")
-    np.testing.assert_array_equal(block(states, training=True), block(states))
-    for one, other in zip(layer.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 # What is counted
 
 
@@ -276,36 +236,6 @@ def test_copies_compute_the_same(way, copied, tmp_path):
     model, (inputs, _) = WAYS[way][0](dense, layer), repeated_ways.data()
     expected = model(inputs)
     np.testing.assert_allclose(copied(model, tmp_path)(inputs), expected, rtol=1e-6)
-
-
-class Failing(keras.layers.Layer):
-    """Raises an error in one of its calls, or in none."""
-
-    at = None
-
-    def call(self, state):
-        if self.at is not None:
-            self.at -= 1
-            if self.at < 0:
-                raise ArithmeticError("in the middle of a pass")
-        return state
-
-
-@pytest.mark.parametrize("is_repeated", [True, False])
-def test_an_error_in_a_pass_does_not_shift_the_next(is_repeated):
-    failing = Failing()
-    _, dense, layer = block_of()
-    block, apply = keras.Sequential([failing, Block(dense, layer)]), repeated_ways.counted
-    if is_repeated:
-        block, apply = Repeated(block, repeated_ways.MORE), repeated_ways.once
-    model, (inputs, _) = Subclassed(block, apply), repeated_ways.data()
-    expected = model(inputs)
-    for at in range(repeated_ways.MORE):
-        failing.at = at
-        with pytest.raises(ArithmeticError):
-            model(inputs)
-        failing.at = None
-        np.testing.assert_array_equal(model(inputs), expected)
 
 
 @pytest.mark.parametrize("is_repeated", [True, False])

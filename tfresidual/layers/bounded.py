@@ -9,7 +9,7 @@ import keras
 from tfresidual.definitions.arguments import ArgumentError, check_number
 from tfresidual.layers.branch_bound import BranchBound, is_normalization
 from tfresidual.layers.divisor import built_part
-from tfresidual.layers.linear import check_not_quantized, dtype_of, kind_of
+from tfresidual.layers.linear import check_linear, dtype_of, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,8 +58,8 @@ class Bounded(keras.layers.Layer):
         That of the first layer, with known spatial sizes.
 
     Raises:
-        ValueError: if a layer has no known constant or is quantized, or, when it is built or
-            called, if the shape of its inputs is not known or has changed.
+        ValueError: if a layer has no known constant, is quantized or has LoRA, or, when it is built
+            or called, if the shape of its inputs is not known or has changed.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section 4.2;
@@ -75,9 +75,10 @@ class Bounded(keras.layers.Layer):
     ) -> None:
         layers = _flat(branch)
         for layer in layers:
-            check_not_quantized(layer)
             if is_normalization(layer):
                 _check_normalization(layer)
+            elif kind_of(layer) is not None:
+                check_linear("branch", layer)
         if not any(kind_of(layer) is not None for layer in layers):
             raise ArgumentError(
                 "branch",
@@ -175,11 +176,11 @@ def _flat(branch):
 
 
 def _check_normalization(layer):
-    if getattr(layer, "renorm", False) or layer.synchronized or not isinstance(layer.axis, int):
+    if layer.renorm or layer.synchronized or not isinstance(layer.axis, int):
         raise ArgumentError(
             "branch",
             "hold batch normalization along one axis, without `renorm` and `synchronized`",
             said=f"{layer.name!r} with axis={layer.axis!r}, "
-            f"renorm={getattr(layer, 'renorm', False)} and "
+            f"renorm={layer.renorm} and "
             f"synchronized={layer.synchronized}",
         )

@@ -11,7 +11,7 @@ from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.layers import slopes as slopes_of_layers
 from tfresidual.layers.batch_normalization import BatchNormalization, slope_of, variance_of
 from tfresidual.layers.divisor import Divisor
-from tfresidual.layers.linear import check_not_quantized, kind_of, linear_part
+from tfresidual.layers.linear import check_linear, kind_of, linear_part
 from tfresidual.machine import backends
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class BranchBound:
             if kind_of(layer) is not None:
                 part = self.linear[place] = linear_part(layer, shape)
                 for other in waiting:
-                    if _is_along(layers[other], part.input_axis, shapes[other]):
+                    if _is_along(layers[other], part.channel_axis, shapes[other]):
                         self._folded[other] = place, "input"
                 waiting, before = [], place
                 self.constant *= _slope(layer.activation, layer)
@@ -77,7 +77,7 @@ class BranchBound:
                 self._folded[place] = None
                 if before is None:
                     waiting.append(place)
-                elif _is_along(layer, self.linear[before].output_axis, shape):
+                elif _is_along(layer, self.linear[before].channel_axis, shape):
                     self._folded[place] = before, "output"
             elif isinstance(layer, keras.layers.Layer):
                 found = slopes_of_layers.known(layer, shape)
@@ -106,7 +106,7 @@ class BranchBound:
                 outputs, slopes[place] = _with_slope(layer, outputs, training)
             else:
                 if place in self.linear:
-                    check_not_quantized(layer)
+                    check_linear("branch", layer)
                 outputs = layer(outputs)
         kernels, constant = self._kernels(slopes)
         divisor = self.divisor.of(kernels, self._parts, training and not is_frozen, constant)
@@ -139,7 +139,7 @@ class BranchBound:
         for place in range(len(self._layers)):
             if place in self.linear:
                 part = self.linear[place]
-                kernels[place] = part.kernel(part.kernels(), dtype)
+                kernels[place] = part.of_operator(part.kernel(), dtype)
                 for other, folded in self._folded.items():
                     if folded == (place, "input"):
                         slope = ops.cast(slopes[other], dtype)
@@ -159,7 +159,7 @@ class BranchBound:
         parts = []
         for place, layer in enumerate(self._layers):
             if place in self.linear:
-                parts += self.linear[place].kernels()
+                parts.append(self.linear[place].kernel())
             elif place in self._folded:
                 parts += [layer.moving_variance, *([layer.gamma] if layer.scale else [])]
         return parts
@@ -200,8 +200,6 @@ def _slope(activation, layer):
 
 def _is_along(normalization, axis, shape):
     """Returns whether a normalization has one factor for each channel of a linear layer."""
-    if axis is None:
-        return False
     return normalization.axis % len(shape) == axis % len(shape)
 
 

@@ -54,20 +54,8 @@ class Axis(NamedTuple):
     front: int
 
 
-class _Scalable:
-    def scaled(
-        self, kernel: Tensor, input_scale: Tensor | None, output_scale: Tensor | None
-    ) -> Tensor:
-        """Returns the kernel of diag(output_scale) T diag(input_scale), scales of channels."""
-        if input_scale is not None:
-            kernel = kernel * input_scale[:, None]
-        if output_scale is not None:
-            kernel = kernel * output_scale
-        return kernel
-
-
 @dataclasses.dataclass(frozen=True)
-class Convolution(_Scalable):
+class Convolution:
     """Convolution over one to three spatial axes.
 
     Kernels have the shape `(*sizes, channels in / groups, channels out)` and images
@@ -107,7 +95,7 @@ class Convolution(_Scalable):
             vectors = _padded(vectors, [(axis.front, _back(axis)) for axis in axes])
             padding = "valid"
         elif max(kernel.shape[:spatial]) == 1:
-            # Strides are applied here, not in the convolution, for the reason given in
+            # Strides are applied here, not in the convolution, as in
             # `PointwiseConvolution`.
             vectors, strides = vectors[_every(strides)], (1,) * spatial
         return _convolved(kernel, vectors, strides, padding, self._dilation, self.groups)
@@ -119,87 +107,43 @@ class Convolution(_Scalable):
     def scaled(
         self, kernel: Tensor, input_scale: Tensor | None, output_scale: Tensor | None
     ) -> Tensor:
+        """Returns the kernel of diag(output_scale) T diag(input_scale), scales of channels."""
         if input_scale is not None and self.groups > 1:
             # One factor for each group and channel of the group.
             factors = ops.transpose(ops.reshape(input_scale, (self.groups, -1)))
             kernel = kernel * ops.repeat(factors, kernel.shape[-1] // self.groups, axis=1)
             input_scale = None
-        return super().scaled(kernel, input_scale, output_scale)
+        return _scaled(kernel, input_scale, output_scale)
 
 
 @dataclasses.dataclass(frozen=True)
-class TransposedConvolution:
-    """Transposed convolution over one to three spatial axes: the transpose of a `Convolution`.
+class Matrix:
+    """A matrix: kernels have the shape `(size in, size out)` and vectors `(batch, size)`."""
 
-    Kernels have the shape `(*sizes, channels out, channels in)`, as those of
-    `keras.layers.Conv2DTranspose`, and images `(batch, *grid, channels)`.
-
-    Attributes:
-        strides: tuple of ints, one for each spatial axis.
-        padding: `"same"` or `"valid"`.
-        grid: tuple of ints, the grid of the output.
-        dilation: tuple of ints, one for each spatial axis.
-    """
-
-    strides: tuple[int, ...]
-    padding: str
-    grid: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    def vector_shape(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, ...]:
-        return (1, *grid, shape[-1])
-
-    def axes(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> list[Axis]:
-        """Returns the geometry of every axis of the convolution of which it is the transpose.
-
-        Args:
-            shape: tuple of ints, the shape of the kernel.
-            grid: tuple of ints, the grid of the input, which is that of the convolution's output.
-        """
-        settings = zip(shape, self.grid, grid, self.strides, self.dilation, strict=False)
-        axes = []
-        for taps, pixels, outputs, strides, dilation in settings:
-            total = (outputs - 1) * strides + (taps - 1) * dilation + 1 - pixels
-            front = max(total, 0) // 2 if self.padding == "same" else 0
-            axes.append(Axis(taps, pixels, outputs, strides, dilation, front))
-        return axes
+    def vector_shape(self, shape: tuple[int, ...], grid: tuple[int, ...] = ()) -> tuple[int, ...]:
+        return (1, shape[0])
 
     def apply(self, kernel: Tensor, vectors: Tensor) -> Tensor:
-        return _transposed(kernel, vectors, self.axes(kernel.shape, vectors.shape[1:-1]), 1)
+        return ops.matmul(vectors, kernel)
 
     def transpose(self, kernel: Tensor, images: Tensor, vector: Tensor) -> Tensor:
-        axes = self.axes(kernel.shape, vector.shape[1:-1])
-        images = _padded(images, [(axis.front, _back(axis)) for axis in axes])
-        return _convolved(kernel, images, self.strides, "valid", self.dilation, 1)
+        return ops.matmul(images, ops.transpose(kernel))
 
     def scaled(
         self, kernel: Tensor, input_scale: Tensor | None, output_scale: Tensor | None
     ) -> Tensor:
-        if input_scale is not None:
-            kernel = kernel * input_scale
-        if output_scale is not None:
-            kernel = kernel * output_scale[:, None]
-        return kernel
+        return _scaled(kernel, input_scale, output_scale)
 
 
-@dataclasses.dataclass(frozen=True)
-class Matrices(_Scalable):
-    """One matrix, or several that each map their own part of a vector.
-
-    Kernels have the shape `(parts, size in, size out)` and vectors `(batch, parts, size)`.
-    """
-
-    def vector_shape(self, shape: tuple[int, ...], grid: tuple[int, ...] = ()) -> tuple[int, ...]:
-        return (1, *shape[:2])
-
-    def apply(self, kernel: Tensor, vectors: Tensor) -> Tensor:
-        return ops.einsum("bpi,pio->bpo", vectors, kernel)
-
-    def transpose(self, kernel: Tensor, images: Tensor, vector: Tensor) -> Tensor:
-        return ops.einsum("bpo,pio->bpi", images, kernel)
+Operator = Convolution | Matrix
 
 
-Operator = Convolution | TransposedConvolution | Matrices
+def _scaled(kernel, input_scale, output_scale):
+    if input_scale is not None:
+        kernel = kernel * input_scale[:, None]
+    if output_scale is not None:
+        kernel = kernel * output_scale
+    return kernel
 
 
 def of_padding(padding, taps, pixels, strides, dilation):
@@ -280,8 +224,7 @@ def _is_tap_by_tap(kernel, groups, strides):
     """Returns whether a convolution is computed tap by tap: where TensorFlow does not do it.
 
     It computes convolutions with groups that are not depthwise on GPUs only, or compiled by XLA.
-    Those of three axes with strides are wrong in float32 on CPUs for some small sizes with one
-    channel: they read beyond the image.
+    Those of three axes with strides are not always correct on CPUs.
     """
     if len(strides) == 3:
         return groups > 1 or max(strides) > 1

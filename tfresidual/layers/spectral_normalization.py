@@ -9,7 +9,7 @@ from keras import ops
 
 from tfresidual.definitions.arguments import ArgumentError, check_number
 from tfresidual.layers.divisor import Divisor, built_part
-from tfresidual.layers.linear import check_linear, check_not_quantized, dtype_of, linear_part
+from tfresidual.layers.linear import check_linear, dtype_of, linear_part
 from tfresidual.machine import backends
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class SpectralNormalization(keras.layers.Wrapper):
     weights of the layer are overwritten, and the layer may be applied several times in a step.
 
     In mixed precision, the norm is that of the kernel in the compute dtype, in float32; the kernel
-    that is divided by it is rounded once more. LoRA is included. On JAX, compiled inference
-    compiles the iterations of every layer; call `converge` and use `layers.fixed_norms` to avoid
-    this. In functions that JAX traces without knowing the variables, such as `jax.jit(layer)`,
-    norms are not stored. `tf.vectorized_map` needs `layers.fixed_norms`.
+    that is divided by it is rounded once more. On JAX, compiled inference compiles the iterations
+    of every layer; call `converge` and use `layers.fixed_norms` to avoid this. In functions that
+    JAX traces without knowing the variables, such as `jax.jit(layer)`, norms are not stored.
+    `tf.vectorized_map` needs `layers.fixed_norms`.
 
     Example:
 
@@ -48,9 +48,7 @@ class SpectralNormalization(keras.layers.Wrapper):
     TensorShape([2, 8, 8, 16])
 
     Args:
-        layer: `Conv1D`, `Conv2D`, `Conv3D`, `DepthwiseConv1D`, `DepthwiseConv2D`,
-            `SeparableConv1D`, `SeparableConv2D` (the norm is that of both convolutions together),
-            `Conv1DTranspose`, `Conv2DTranspose`, `Conv3DTranspose`, `Dense`, `EinsumDense`, or a
+        layer: `Conv1D`, `Conv2D`, `Conv3D`, `DepthwiseConv1D`, `DepthwiseConv2D`, `Dense`, or a
             subclass that computes the same.
         bound: the largest norm that the layer may have, a float over 0, or `None` to divide by the
             norm whatever it is, so that the norm is 1.
@@ -63,8 +61,8 @@ class SpectralNormalization(keras.layers.Wrapper):
         That of the layer.
 
     Raises:
-        ValueError: if the layer is another one or quantized, or, when it is built or called, if
-            the size of its inputs is not known or has changed.
+        ValueError: if the layer is another one, quantized or with LoRA, or, when it is built or
+            called, if the size of its inputs is not known or has changed.
 
     Reference:
         Miyato et al. 2018, https://arxiv.org/abs/1802.05957. Gouk et al. 2021,
@@ -75,7 +73,7 @@ class SpectralNormalization(keras.layers.Wrapper):
     def __init__(
         self, layer: keras.layers.Layer, bound: float | None = 0.95, **kwargs: Any
     ) -> None:
-        check_linear(layer)
+        check_linear("layer", layer)
         super().__init__(layer, **kwargs | {"dtype": dtype_of([layer], kwargs.get("dtype"))})
         self.bound: float | None = check_number("bound", bound, over=0, or_none=True)
         self.divisor: Any = None
@@ -91,22 +89,22 @@ class SpectralNormalization(keras.layers.Wrapper):
             lambda: self.bound,
             {"vector": self.linear.operator},
             [self.linear.vector_shape],
-            self.linear.kernels,
+            lambda: [self.linear.kernel()],
         )
         # In a graph, the weights are initialized later.
         if not backends.is_traced(self.divisor.known):
             self.converge(training=True)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        check_not_quantized(self.layer)
+        check_linear("layer", self.layer)
         self._check_grid(inputs.shape)
-        kernels = self.linear.kernels()
+        kernel = self.linear.kernel()
         divisor = self.divisor.of(
-            [self.linear.kernel(kernels)],
-            lambda: kernels,
+            [self.linear.of_operator(kernel)],
+            lambda: [kernel],
             training and bool(self.layer.trainable_weights),
         )
-        outputs = self.linear.apply(inputs, self.linear.divided(kernels, divisor))
+        outputs = self.linear.apply(inputs, self.linear.divided(kernel, divisor))
         outputs = self.linear.finished(outputs)
         if self.layer.activity_regularizer is not None:
             loss = self.layer.activity_regularizer(outputs)
@@ -127,8 +125,8 @@ class SpectralNormalization(keras.layers.Wrapper):
     def converge(self, training: bool = False) -> None:
         """Computes and stores the norm if the weights changed; see `Bounded.converge`."""
         divisor = built_part(self, self.divisor)
-        kernels = self.linear.kernels()
-        divisor.converge([self.linear.kernel(kernels)], lambda: kernels, training)
+        kernel = self.linear.kernel()
+        divisor.converge([self.linear.of_operator(kernel)], lambda: [kernel], training)
 
     def lipschitz_bound(self) -> dict[str, float]:
         """Returns bounds and estimates of the norm of the layer's linear part at inference.
@@ -136,9 +134,9 @@ class SpectralNormalization(keras.layers.Wrapper):
         See `Bounded.lipschitz_bound`. If `bound` is `None`, `lipschitz` is 1.
         """
         self.converge()
-        kernels = self.linear.kernels()
-        exact = [self.linear.kernel(kernels, "float64")]
-        return self.divisor.report([self.linear.kernel(kernels)], exact)
+        kernel = self.linear.kernel()
+        exact = [self.linear.of_operator(kernel, "float64")]
+        return self.divisor.report([self.linear.of_operator(kernel)], exact)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         if self.built:
