@@ -1,7 +1,5 @@
 """Batches of arrays in memory, on TensorFlow; tests/backends has the other backends."""
 
-import collections
-
 import keras
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ from refusals import refused
 
 from tfresidual import datasets
 from tfresidual.datasets import ArrayDataset
-from tfresidual.datasets.arrays import PADDING, _rearranged
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (23, 5, 6, 3), dtype=np.uint8)
@@ -101,30 +98,6 @@ def moved(image, down, right, is_mirrored):
     return result
 
 
-def test_moves_and_mirrors_by_hand():
-    down, right = RNG.integers(-PADDING, PADDING + 1, (2, 23))
-    is_mirrored = RNG.integers(0, 2, 23)
-    found = _rearranged(np, IMAGES, down, right, is_mirrored)
-    expected = np.stack(list(map(moved, IMAGES, down, right, is_mirrored)))
-    np.testing.assert_array_equal(found, expected)
-    assert found.dtype == np.uint8
-    one = np.array([[[[1], [2]], [[3], [4]]]], np.uint8)
-    mirrored = _rearranged(np, one, np.array([1]), np.array([0]), np.array([1]))
-    assert mirrored[0, :, :, 0].tolist() == [[0, 0], [2, 1]]
-
-
-def test_moves_are_equally_likely():
-    count = 40_000
-    data = ArrayDataset(np.zeros((count, 1, 1, 1), np.uint8), np.zeros(count), count, augment=True)
-    down, right, is_mirrored = data._draws(0, 0)
-    draws = zip(down.tolist(), right.tolist(), is_mirrored.tolist(), strict=True)
-    counts = collections.Counter(draws)
-    places = range(-PADDING, PADDING + 1)
-    assert set(counts) == {(y, x, flip) for y in places for x in places for flip in (0, 1)}
-    expected = count / (2 * 81)
-    assert max(abs(n - expected) for n in counts.values()) < 5 * expected**0.5
-
-
 def test_what_is_augmented_are_the_pixels_before_they_are_normalized():
     data = ArrayDataset(IMAGES, LABELS, 23, augment=True, factor=0.1, offset=2)
     images, labels = data[0]
@@ -144,14 +117,6 @@ def test_plain_and_take():
     assert len(data.take(100)) == 3
     datasets.set_epoch(data, 4)
     assert labels_of(data) == labels_of(epoch_of(4, shuffle=True, seed=2))
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "bool", "uint8"])
-def test_images_of_any_numbers_become_float32(dtype):
-    images = (RNG.random((4, 3)) * 3).astype(dtype)
-    batch, _ = ArrayDataset(images, np.zeros((4, 2)))[0]
-    assert batch.dtype == np.float32
-    np.testing.assert_array_equal(batch, images.astype("float32"))
 
 
 @pytest.mark.parametrize(
@@ -176,13 +141,3 @@ def test_images_of_any_numbers_become_float32(dtype):
 def test_refused(arguments, names):
     with refused(*names):
         ArrayDataset(**{"images": IMAGES, "labels": LABELS} | arguments)
-
-
-def test_epochs_and_batches_that_are_none():
-    data = ArrayDataset(IMAGES, LABELS, 8)
-    for epoch in (-1, 1.5, None, True):
-        with refused("epoch"):
-            data.set_epoch(epoch)
-    for index in (-1, 3):
-        with pytest.raises(IndexError, match="3 batches"):
-            data[index]

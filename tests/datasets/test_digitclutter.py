@@ -3,12 +3,6 @@
 Not covered: file systems that ignore locks.
 """
 
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
 import matplotlib
@@ -68,22 +62,6 @@ def test_images_agree_with_stroked_text_and_area_averages(digits):
         np.testing.assert_allclose(image[..., 0], area_averages(full_size(scene)), atol=1.5)
 
 
-@pytest.mark.parametrize("digit", range(10))
-def test_a_digit_is_black_with_a_white_outline_in_the_middle_of_the_canvas(digit):
-    image = draw(Scene((digit,), ((0, 39),)))[..., 0]  # 39 pixels are 0.076 of the height
-    assert image[0, 0] == image[31, 31] == 119
-    assert image.min() == 0 and image.max() == 255
-    rows, columns = np.nonzero(image != 119)
-    # The digits of this font are 0.73 em high: 280 pixels, and 20 of outline on both sides.
-    assert 320 <= 16 * (rows.max() + 1 - rows.min()) <= 320 + 2 * 16
-    assert abs(rows.max() + rows.min() - 31) <= 2
-    assert abs(columns.max() + columns.min() - 31) <= 2
-    # No face is cut off at the edge: 39 +- 97 pixels down, +- 148 to the side.
-    whole = (full_size(Scene((digit,), ((0, 0),))) == 0).sum()
-    for place in ((-148, 39 - 97), (-148, 39 + 97), (148, 39 - 97), (148, 39 + 97)):
-        assert (full_size(Scene((digit,), (place,))) == 0).sum() > 0.95 * whole
-
-
 @pytest.mark.parametrize("digits", [3, 4, 5])
 def test_digits_and_offsets_are_equally_likely(digits):
     scenes = [sample_scene(index, digits) for index in range(2000)]
@@ -100,16 +78,6 @@ def test_digits_and_offsets_are_equally_likely(digits):
     for place in range(digits):
         counts = np.bincount(drawn[:, place], minlength=10)
         assert counts.min() > 140 and counts.max() < 260
-
-
-def test_later_digits_are_on_top():
-    below, above = (-40, 30), (40, 50)
-    over = draw(Scene((8, 3), (below, above)))
-    under = draw(Scene((3, 8), (above, below)))
-    only = draw(Scene((3,), (above,)))
-    assert (over[only == 0] == 0).all()
-    assert (over[only == 255] == 255).all()
-    assert not np.array_equal(over, under)
 
 
 def test_a_scene_depends_on_all_of_its_arguments_and_nothing_else():
@@ -147,17 +115,6 @@ def test_tfds_load_takes_any_name(tmp_path):
         assert info.config_name == "digits5-6-2-3-seed9"
 
 
-def test_names_of_configs(tmp_path):
-    names = list(Digitclutter.builder_configs)
-    assert names[0] == "digits3-20000-2000-2000-seed0"
-    for digits in (3, 4, 5):
-        for train_size in (8192, 20_000, 100_000):
-            assert any(name.startswith(f"digits{digits}-{train_size}-") for name in names)
-    for name in ("digits2-6-2-3-seed0", "digits3-6-0-3-seed0", "digits3-06-2-3-seed0"):
-        with pytest.raises(ValueError, match="not found"):
-            Digitclutter(config=name, data_dir=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("call", "name", "value"),
     [
@@ -175,52 +132,6 @@ def test_names_of_configs(tmp_path):
 def test_refused(call, name, value):
     with refused(name):
         call(**({"index": 0} if call is sample_scene else {}) | {name: value})
-
-
-TWO = """
-import sys, time
-from pathlib import Path
-import tensorflow_datasets as tfds
-import tfresidual.datasets.digitclutter
-
-folder, me, other = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-builder = tfds.builder("digitclutter/digits3-1000-5-5-seed0", data_dir=folder / "data")
-(folder / me).touch()
-while not (folder / other).exists():
-    time.sleep(0.001)
-builder.download_and_prepare()
-print(sum(int(e["image"].sum()) for e in builder.as_dataset("train").as_numpy_iterator()))
-"""
-
-
-@pytest.mark.system
-@pytest.mark.nightly
-def test_two_processes_prepare_at_once(tmp_path):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", TWO, str(tmp_path), *names], **pipes)
-        for names in (("a", "b"), ("b", "a"))
-    ]
-    outputs = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    first, second = (out.splitlines()[-1] for out, _ in outputs)
-    assert first == second
-    assert not list(tmp_path.rglob("incomplete.*"))
-
-
-def test_an_interrupt_leaves_nothing_half_written(tmp_path):
-    def interrupt():
-        while not list(tmp_path.rglob("incomplete.*")):
-            time.sleep(0.01)
-        time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        prepared(tmp_path, train_size=100_000)
-    thread.join()
-    assert not list(tmp_path.rglob("incomplete.*")) + list(tmp_path.rglob("1.0.0"))
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from refusals import refused
 
 from tfresidual import datasets
-from tfresidual.datasets.image_file import check_target, open_file, write
+from tfresidual.datasets.image_file import open_file, write
 
 SIZES = {"train_size": 40, "validation": 12, "test_size": 20}
 
@@ -156,13 +156,6 @@ def test_other_files_are_refused(tmp_path):
     np.savez(tmp_path / "other.npz", a=[1])
     with refused("data_file"):
         datasets.load_file(tmp_path / "other.npz")
-
-
-@pytest.mark.parametrize("damage", [cut, empty])
-def test_a_damaged_file_may_be_written_anew(whole, damage):
-    """As its error says."""
-    damage(whole)
-    assert check_target(whole) == whole
 
 
 def test_files_that_cannot_be_read_are_not_called_damaged(tmp_path):

@@ -5,8 +5,6 @@ Not covered: downloads.
 
 import math
 import os
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -155,22 +153,6 @@ def test_digitclutter_has_validation_images_of_its_own(clutter, validation, size
     assert not np.array_equal(arrays(held_out)[0][:20], arrays(test)[0][:20])
 
 
-@pytest.mark.parametrize("data_dir", ["", "file", "file/below", 7, "data\udc80"])
-def test_a_data_folder_that_is_none(tmp_path, monkeypatch, data_dir):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        (ValueError, OSError), match=r"Argument `data_dir` must be a.*Received: dat"
-    ):
-        load("digitclutter", train_size=16, test_size=8, data_dir=data_dir)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_drawing_prints_nothing_and_says_nothing_of_downloads(tmp_path, capfd):
-    load("digitclutter", train_size=3, test_size=2, data_dir=tmp_path)
-    assert capfd.readouterr() == ("", "")
-
-
 def test_set_epoch_refuses(clutter):
     train, test = clutter()
     for wrong in (test, train.take(1), [1, 2]):
@@ -221,39 +203,6 @@ def test_missing_data_is_said_at_once(tmp_path):
     for part in (str(tmp_path / name), download, "download=True"):
         assert part in str(error.value)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("name", "digits", "shape", "classes", "title", "chance_error"),
-    [
-        ("cifar10", 3, (32, 32, 3), 10, "CIFAR-10", 0.9),
-        ("cifar100", 3, (32, 32, 3), 100, "CIFAR-100", 0.99),
-        ("mnist", 17, (28, 28, 1), 10, "MNIST", 0.9),
-        *(
-            ("digitclutter", n, (32, 32, 1), 10, f"Digitclutter, {n} digits", 1 - 1 / sets)
-            for n, sets in ((3, 120), (4, 210), (5, 252))
-        ),
-    ],
-)
-def test_describe(name, digits, shape, classes, title, chance_error):
-    found = describe(name, digits)
-    is_clutter = name == "digitclutter"
-    assert (found.name, found.input_shape, found.classes) == (name, shape, classes)
-    assert (found.title, found.chance_error) == (title, chance_error)
-    assert (found.multi_label, found.digits) == (is_clutter, digits if is_clutter else None)
-
-
-@pytest.mark.system
-@pytest.mark.nightly
-def test_heavy_packages_are_imported_when_needed():
-    program = (
-        "import sys, tfresidual.datasets as d; "
-        "assert not {'tensorflow_datasets', 'tfresidual.datasets.digitclutter'} & set(sys.modules);"
-        "assert d.Digitclutter.name == 'digitclutter'; assert 'tensorflow_datasets' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        datasets.nothing  # noqa: B018
 
 
 @pytest.fixture

@@ -64,12 +64,6 @@ def test_against_sorting(labels, scores):
     assert float(metric.result()) == pytest.approx(slow(labels, scores), abs=1e-6)
 
 
-def test_sample_weights():
-    metric = training.ExactMatch()
-    metric.update_state([[1, 0], [1, 0]], [[0.9, 0.1], [0.1, 0.9]], sample_weight=[3.0, 1.0])
-    assert float(metric.result()) == pytest.approx(0.75)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_a_compiled_model_keeps_it_on_disk(tmp_path, dtype):
     inputs = keras.Input((4,))
@@ -90,15 +84,6 @@ def test_a_compiled_model_keeps_it_on_disk(tmp_path, dtype):
     for one in (model, again):
         values = one.evaluate(data, return_dict=True, verbose=0)
         assert values["exact_match"] == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"name": "digits_right", "dtype": "float64"}])
-def test_config_round_trip(kwargs):
-    metric = training.ExactMatch(**kwargs)
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(metric))
-    assert type(again) is training.ExactMatch
-    assert again.get_config() == metric.get_config()
-    assert (again.name, again.dtype) == (metric.name, metric.dtype)
 
 
 def test_callbacks_know_that_higher_is_better():

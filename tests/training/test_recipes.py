@@ -54,17 +54,6 @@ def test_batch_sizes_of_hauser():
     assert training.hauser_batch_size(1) == training.hauser_batch_size(29) == 256
 
 
-@recipes
-@pytest.mark.parametrize(("factor", "steps"), [(1, 1), (1, 391), (0.25, 60), (3, 60)])
-def test_the_rate_changes_at_the_share_of_the_paper(name, factor, steps):
-    epochs, _, phases = PAPERS[name]
-    schedule = training.recipe(name).schedule(int(epochs * factor), steps)
-    ends = [first for first, _ in phases[1:]] + [epochs]
-    for (first, rate), end in zip(phases, ends, strict=True):
-        assert float(schedule(int(first * factor * steps))) == close(rate)
-        assert float(schedule(int(end * factor * steps) - 1)) == close(rate)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(sorted(PAPERS)),
@@ -138,15 +127,6 @@ def test_a_learning_rate_changes_all_rates_by_the_same_factor():
     steps = keras.ops.arange(77)
     theirs, ours = (np.array([found.schedule(7, 11)(i) for i in steps]) for found in (own, changed))
     np.testing.assert_allclose(8 * ours, theirs, rtol=1e-6)
-
-
-@pytest.mark.parametrize("coupling", [None, 0.5])
-def test_a_network_is_compiled_with_a_learning_rate(coupling):
-    network = networks.resnet(14, input_shape=(8, 8, 1), classes=3, widths=(2, 2, 2))
-    training.compile_network(network, "digitclutter", 4, 2, coupling=coupling, learning_rate=0.01)
-    assert float(network.optimizer.learning_rate) == close(0.01)
-    network.optimizer.iterations.assign(7)
-    assert float(network.optimizer.learning_rate) == close(0.01 / 25)
 
 
 @pytest.mark.parametrize(("name", "l2"), [("avg_pooling", None), ("one_cycle", 0.1)])

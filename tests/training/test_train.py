@@ -20,7 +20,6 @@ from rich.console import Console
 from training import small_training
 
 from tfresidual import training
-from tfresidual.training.checkpoints import TrainingFolder
 
 pytestmark = [pytest.mark.eager, pytest.mark.system]
 
@@ -163,18 +162,6 @@ def test_the_result_is_the_network_of_the_best_epoch(tmp_path, data):
     assert measured["accuracy"] == pytest.approx(max(logged), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("values", "best"),
-    [
-        ([0.3, 0.1, 0.3], 0),  # the earliest of equals
-        ([np.nan, 0.1, np.nan], 1),
-    ],
-)
-def test_best_epoch_of_a_log(tmp_path, values, best):
-    log = pd.DataFrame({"epoch": range(len(values)), "val_accuracy": values})
-    assert TrainingFolder(tmp_path, "val_accuracy").best_epoch(log) == best
-
-
 def test_a_training_that_diverges_says_so(tmp_path, data):
     def spoil(epoch, logs):
         logs["val_accuracy"] = float("nan")
@@ -240,13 +227,6 @@ def test_an_interrupted_training_resumes(tmp_path, data, uninterrupted, dtype, e
     assert_same_training(tmp_path, uninterrupted(data, dtype))
 
 
-def test_interrupted_in_every_epoch(tmp_path, data, uninterrupted):
-    for epoch in range(EPOCHS):
-        interrupted(tmp_path, data, epoch, 3)
-    train(tmp_path, data)
-    assert_same_training(tmp_path, uninterrupted(data))
-
-
 def test_more_epochs_are_added_to_a_finished_training(tmp_path, data):
     first = train(tmp_path, data, epochs=2)
     (tmp_path / "checkpoints" / "epoch-best.keras").write_text("mine")
@@ -271,15 +251,6 @@ def test_a_key_that_is_nan_at_first_keeps_its_column(tmp_path, data):
     pd.testing.assert_frame_equal(*logs, check_exact=True)
 
 
-def test_a_log_with_a_column_of_text_is_whole(run, data):
-    lines = (run / "log.csv").read_text().splitlines()
-    cells = ["phase", "first", "second", "second"]
-    text = "".join(f"{line},{cell}\n" for line, cell in zip(lines, cells, strict=True))
-    (run / "log.csv").write_text(text)
-    train(run, data)
-    assert (run / "log.csv").read_text() == text
-
-
 def test_leftovers_of_a_kill_do_no_harm(tmp_path, data, uninterrupted, killed_while_writing):
     interrupted(tmp_path, data, 2, 1)
     half = (tmp_path / "checkpoints" / "epoch-0001.keras").read_bytes()[:1000]
@@ -292,18 +263,6 @@ def test_leftovers_of_a_kill_do_no_harm(tmp_path, data, uninterrupted, killed_wh
         file.write("2" + row[1:] + "\n")
     train(tmp_path, data)
     # They are taken away, too: killed often, a folder would grow without end.
-    assert_same_training(tmp_path, uninterrupted(data))
-
-
-def test_the_best_network_is_made_again_from_its_checkpoint(tmp_path, data, uninterrupted):
-    best = int(pd.read_csv(uninterrupted(data) / "log.csv")["val_accuracy"].idxmax())
-    if best == EPOCHS - 1:
-        train(tmp_path, data)
-    else:
-        interrupted(tmp_path, data, best + 1, 0)
-    # As a kill between the checkpoint and the network leaves it.
-    (tmp_path / "model.keras").unlink()
-    train(tmp_path, data)
     assert_same_training(tmp_path, uninterrupted(data))
 
 
@@ -347,14 +306,6 @@ def test_a_training_without_its_checkpoints_is_not_begun_anew(run, data, uninter
 
 
 # Arguments.
-
-COMPILED = [("nope", 1, 1, "name"), ("mnist", 0, 1, "epochs"), ("mnist", 1, 0, "steps_per_epoch")]
-
-
-@pytest.mark.parametrize(("recipe", "epochs", "steps", "name"), COMPILED)
-def test_compile_network_refuses(recipe, epochs, steps, name):
-    with refused(name):
-        training.compile_network(dense_network(), recipe, epochs, steps)
 
 
 def test_compile_network():
@@ -431,12 +382,6 @@ def run_process(clutter, folder, moment):
     return int(result.stdout.split(" ")[1])
 
 
-@pytest.mark.nightly
-def test_a_seeded_training_repeats_in_another_process(tmp_path, clutter, whole):
-    assert run_process(clutter, tmp_path, "never") == 0
-    assert_same_training(tmp_path / "0", whole)
-
-
 # Every step of the writing of the second epoch; one of those between two files in every submission.
 @pytest.mark.parametrize(
     "moment",
@@ -463,14 +408,3 @@ def test_a_killed_training_resumes(tmp_path, clutter, whole, moment):
     assert list(log["epoch"]) == [0, 1, 2]
     assert "stage1/block0/cosine_loss" in log
     assert not log.isna().any(axis=None)
-
-
-@pytest.mark.nightly
-def test_mixed_precision_resumes(tmp_path, clutter):
-    policy = "mixed_bfloat16"
-    small_training.train(tmp_path / "whole", clutter, policy)
-    with pytest.raises(KeyboardInterrupt):
-        small_training.train(tmp_path / "two", clutter, policy, [Interruption(1, 1)])
-    result = small_training.train(tmp_path / "two", clutter, policy)
-    assert_same_training(tmp_path / "two", tmp_path / "whole")
-    assert {layer.compute_dtype for layer in result.network.layers} == {"bfloat16", "float32"}

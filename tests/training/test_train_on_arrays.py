@@ -72,20 +72,6 @@ def test_arrays_are_batches_of_64_in_an_order_of_each_epoch(tmp_path):
     assert_equal_trainings(train(tmp_path / "arrays", [images, labels]), expected)
 
 
-@pytest.mark.system
-def test_a_dataset_without_an_epoch_is_used_as_it_is(tmp_path):
-    class Batches(keras.utils.PyDataset):
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, index):
-            part = slice(index * 10, (index + 1) * 10)
-            return IMAGES[part] / np.float32(255), LABELS[part]
-
-    result = train(tmp_path, Batches(), batch_size=4)
-    assert len(result.log) == EPOCHS
-
-
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [

@@ -121,7 +121,7 @@ def load(
         `(train, test)`, or `(train, validation, test)` if `validation` is given.
 
     Raises:
-        ValueError: If an argument is out of range, or the data on disk is damaged.
+        ValueError: If an argument is out of range.
         FileNotFoundError: If the data is not in `data_dir` and `download` is False.
         OSError: If the data cannot be read or written.
 
@@ -190,13 +190,7 @@ def reader(name, digits, sizes, data_dir, download):
     """Returns a function from a split to its images and labels; `sizes` are from `sizes_of`."""
     train_size, validation_size, test_size = sizes
     if data_dir is not None:
-        path = str(checked_path("data_dir", data_dir))
-        if any("\ud800" <= letter <= "\udfff" for letter in path):
-            raise ArgumentError(
-                "data_dir",
-                "be a path in UTF-8: tensorflow-datasets reads and writes no other",
-                path,
-            )
+        checked_path("data_dir", data_dir)
     check_folder("data_dir", folder_of(data_dir))
     builder = prepared(name, digits, sizes, data_dir, download)
     held_out = f"train[-{validation_size}:]"
