@@ -3,15 +3,13 @@
 The numbers of the bound are tested with the unit and with the probe.
 """
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from reference.numpy_network import analyse, weights_of
 
-from tfresidual import callbacks, networks, probes
+from tfresidual import networks
 from tfresidual.layers import ResidualUnit
 
 MU = 0.5
@@ -58,24 +56,6 @@ def test_units_built_inside_of_a_graph_are_bounded(build):
     np.testing.assert_allclose(outputs, unit(inputs), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.system
-@pytest.mark.nightly
-def test_a_look_changes_nothing_in_how_a_bounded_network_trains():
-    images, labels = some_images(), np.arange(8) % 4
-
-    def weights(**kwargs):
-        keras.utils.set_random_seed(0)
-        net = small(lipschitz=0.9)
-        net.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
-        net.fit(images, labels, batch_size=4, epochs=3, shuffle=False, verbose=0, **kwargs)
-        return [np.asarray(variable) for variable in net.trainable_variables]
-
-    looks = {"callbacks": [callbacks.BlockMetrics((images, labels))]}
-    looks["validation_data"] = images, labels
-    for alone, watched in zip(weights(), weights(**looks), strict=True):
-        np.testing.assert_array_equal(alone, watched)
-
-
 def loaded_file(net, path):
     # Not by the network's own method.
     keras.saving.save_model(net, path / "net.keras")
@@ -99,23 +79,6 @@ def exported(net, path):
     net.export(path / "net", verbose=False)
     loaded = tf.saved_model.load(path / "net")
     return lambda images: loaded.serve(images)
-
-
-def lite(net, path):
-    net.export(str(path / "net.tflite"), format="litert", verbose=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        interpreter = tf.lite.Interpreter(str(path / "net.tflite"))
-    (inputs,), (outputs,) = interpreter.get_input_details(), interpreter.get_output_details()
-
-    def run(images):
-        interpreter.resize_tensor_input(inputs["index"], images.shape)
-        interpreter.allocate_tensors()
-        interpreter.set_tensor(inputs["index"], images.numpy())
-        interpreter.invoke()
-        return interpreter.get_tensor(outputs["index"])
-
-    return run
 
 
 def written(net, path):
@@ -145,7 +108,6 @@ WAYS = {
     "file": loaded_file,
     "weights": loaded_weights,
     "export": exported,
-    "export without iterations": lite,
     "saved model": written,
     "in a model": in_a_model,
     "part": part,
@@ -228,19 +190,3 @@ def test_equal_blocks_begin_with_the_bound_of_their_weights():
         assert found["residual"] < 1e-4
         for vector, own in zip(unit.divisor.vectors, unit.divisor.training_vectors, strict=True):
             np.testing.assert_array_equal(own, vector)
-
-
-def test_frozen_weights_are_parameters_still():
-    net = small()
-    free = probes.effective_parameters(net)
-    net.get_layer("stage2_block1").trainable = False
-    assert probes.effective_parameters(net).equals(free)
-    net.trainable = False
-    assert probes.effective_parameters(net).equals(free)
-
-
-@pytest.mark.parametrize("lipschitz", [None, pytest.param(0.95, marks=pytest.mark.nightly)])
-def test_the_networks_of_101_layers(lipschitz):
-    net = networks.resnet(101, widths=(2, 3, 4), input_shape=(8, 8, 3), lipschitz=lipschitz)
-    assert (net.name, net.blocks, net.widths) == ("resnet101", (16, 16, 16), (2, 3, 4))
-    assert net.transition == "downsampling_block"

@@ -53,10 +53,6 @@ class TestErrorCorrection:
         far = networks.error_correction(x, (3, 3), 50, (0.7, 1.0))[-1]
         assert (np.abs(far - 1 / 3) > 1).all()
 
-    def test_no_step(self):
-        x = points(3)
-        np.testing.assert_array_equal(networks.error_correction(x, steps=0), x[None])
-
 
 class TestErrorCorrectingNetwork:
     @pytest.mark.parametrize("steps", [1, 8, 40])
@@ -70,46 +66,10 @@ class TestErrorCorrectingNetwork:
         np.testing.assert_allclose(network(x), expected[-1], rtol=1e-5, atol=2e-6)
         np.testing.assert_allclose(forward(network, x), expected, rtol=1e-5, atol=1e-6)
 
-    def test_is_the_algorithm_to_the_last_digits_in_float64(self):
-        network = networks.error_correcting_network(steps=20, dtype="float64")
-        x = points(50)
-        expected = networks.error_correction(x, steps=20)[-1]
-        np.testing.assert_allclose(network(x), expected, rtol=0, atol=1e-14)
-
-    def test_its_relus_are_the_prediction_errors(self):
-        network = networks.error_correcting_network()
-        (encoder,), ((_, blocks),), _ = network.sections()
-        x = points(20).astype(np.float32)
-        state = np.array(encoder(x))
-        np.testing.assert_array_equal(state, np.hstack([x, x]))
-        state[:, 2:] = points(20, seed=1)
-        errors = np.array([1.5, 0.75]) * state[:, 2:] - x
-        both = np.hstack([np.maximum(errors, 0), np.maximum(-errors, 0)])
-        np.testing.assert_allclose(blocks[0].first(state), both, atol=1e-6)
-        # What was seen stays as it is.
-        np.testing.assert_array_equal(blocks[0](state)[:, :2], x)
-        assert all(block is blocks[0] for block in blocks)
-
 
 @pytest.mark.parametrize("options", [{}, {"shortcut": False}, {"branch_initializer": "ones"}])
 def test_block(options, tmp_path):
     run_layer_test(networks.DenseBlock, {"hidden": 5, **options}, (4, 3), (4, 3), (4, 0), tmp_path)
-
-
-def test_block_by_hand():
-    block = networks.DenseBlock(hidden=1)
-    block.build((None, 2))
-    h = np.float32([[1, 2], [-1, 3]])
-    np.testing.assert_array_equal(block(h), h)
-    weights = ([[1], [-1]], [3], [[10, 100]], [0, 1])
-    block.set_weights([np.float32(weight) for weight in weights])
-    # ReLU(h1 - h2 + 3) is 2, and 0.
-    np.testing.assert_array_equal(block(h), np.add(h, [[20, 201], [0, 1]]))
-    plain = networks.DenseBlock(hidden=1, shortcut=False)
-    plain.build((None, 2))
-    assert np.asarray(plain.second.kernel).all()
-    plain.set_weights(block.get_weights())
-    np.testing.assert_array_equal(plain(h), [[20, 201], [0, 1]])
 
 
 class TestNetwork:
@@ -118,19 +78,6 @@ class TestNetwork:
         network = randomised(kind, blocks=3, width=5, hidden=4)
         x = points(20).astype(np.float32)
         np.testing.assert_allclose(network(x), forward(network, x)[-1], rtol=1e-4, atol=1e-4)
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_sections_lead_through_the_network(self, kind):
-        network = randomised(kind, blocks=4)
-        (encoder,), ((transition, blocks),), (decoder,) = network.sections()
-        assert transition is None
-        assert len(blocks) == 4
-        assert len(set(map(id, blocks))) == (1 if kind == "recurrent" else 4)
-        x = points().astype(np.float32)
-        state = encoder(x)
-        for block in blocks:
-            state = block(state)
-        np.testing.assert_allclose(decoder(state), network(x), rtol=1e-5, atol=1e-5)
 
     def test_parameters(self):
         # Encoder 24, decoder 18, a block 9 * 16 + 17 * 8 = 280.
@@ -144,12 +91,6 @@ class TestNetwork:
             np.testing.assert_array_equal(estimates[-1], estimates[0])
         estimates = forward(networks.InverseProblemNetwork("feedforward"), x)
         assert (np.abs(np.diff(estimates, axis=0)).max(axis=(1, 2)) > 1e-3).all()
-
-    def test_blocks_begin_with_weights_of_their_own(self):
-        for initializer in ("he_normal", keras.initializers.HeNormal()):
-            network = networks.InverseProblemNetwork("residual", branch_initializer=initializer)
-            first, second = (network.get_layer(name).second.kernel for name in ("block0", "block1"))
-            assert not np.array_equal(first, second)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_config_and_file(self, kind, tmp_path):

@@ -103,11 +103,6 @@ def test_resnet101_has_101_convolutions_and_blocks_that_all_keep_their_shape():
         assert all(unit.resizing is None for unit in units)
 
 
-def test_resnet101_for_mnist_and_of_other_widths():
-    assert networks.resnet101((28, 28, 1), stages=1).widths == (16,)
-    assert networks.resnet101(width=8, stages=2).widths == (8, 16)
-
-
 @pytest.mark.system
 def test_resnet164():
     net = networks.resnet164()
@@ -123,18 +118,6 @@ def test_resnet1001():
     net = networks.resnet1001()
     assert sum(net.blocks) == 333
     assert len(convolutions(net)) - 3 + 1 == 1001
-
-
-def test_single_representation_keeps_its_size_to_the_head():
-    net = built(networks.single_representation)
-    assert net.get_layer("stage1_block9").output.shape == (None, 32, 32, 100)
-    assert net.get_layer("classifier").kernel.shape == (1600, 10)
-
-
-def test_average_pooling_resnet_has_no_projections():
-    net = built(networks.average_pooling_resnet)
-    assert {layer.kernel_size for layer in convolutions(net)} == {(3, 3)}
-    assert net.get_layer("stage3_transition").pool_size == (2, 2)
 
 
 def test_the_variant_with_max_pooling():
@@ -153,14 +136,6 @@ def test_wide_resnet_projects_in_every_stage():
     for stride, (_, units) in zip((1, 2, 2), stages, strict=True):
         assert units[0].resizing.strides == (stride, stride)
         assert all(unit.resizing is None for unit in units[1:])
-
-
-def test_presets_pass_arguments_on():
-    net = networks.resnet(8, (16, 16, 1), 3, layout="original", widths=(8, 16, 32), name="mine")
-    assert (net.layout, net.widths, net.name) == ("original", (8, 16, 32), "mine")
-    assert net.input_shape == (None, 16, 16, 1)
-    net = networks.hauser_resnet((1, 3, 2), shortcut="scaled")
-    assert (net.shortcut, net.blocks) == ("scaled", (1, 3, 2))
 
 
 @pytest.mark.parametrize(

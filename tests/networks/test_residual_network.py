@@ -120,17 +120,6 @@ def test_configurations_and_files(case, tmp_path):
     np.testing.assert_array_equal(revived(images), expected)
 
 
-def test_arguments_are_attributes():
-    net = ResidualNetwork(**SMALL, shortcut="scaled", layout="original", pooling=4, lipschitz=2)
-    assert (net.classes, net.blocks, net.widths, net.stem_width) == (4, (1, 1), (4, 8), 4)
-    assert (net.shortcut, net.layout, net.pooling) == ("scaled", "original", 4)
-    assert (net.transition, net.bottleneck) == ("projection", False)
-    assert type(net.lipschitz) is type(net.get_config()["lipschitz"]) is float
-    net.trainable = False
-    revived = ResidualNetwork.from_config(net.get_config())
-    assert not revived.trainable and revived.trainable_weights == []
-
-
 def test_sections_hold_every_layer_once_in_order():
     net = random_network(transition="convolution", layout="original", pooling=2)
     stem, stages, head = net.sections()
@@ -150,27 +139,6 @@ def test_sections_hold_every_layer_once_in_order():
     _, _, head = random_network(blocks=1).sections()
     names = ["head_normalization", "head_relu", "head_pooling", "classifier"]
     assert [layer.name for layer in head] == names
-
-
-def test_any_size_of_image_with_global_pooling():
-    net = random_network(input_shape=(None, None, 1), blocks=1)
-    for size in ((8, 8), (28, 28), (9, 13)):
-        assert net(np.ones((2, *size, 1), "float32")).shape == (2, 5)
-    assert net.output_shape == (None, 5)
-
-
-@pytest.mark.parametrize("transition", ["projection", "convolution", "downsampling_block"])
-@pytest.mark.parametrize("layout", ["original", "full_preactivation"])
-def test_channels_first_has_the_shapes_of_channels_last(layout, transition):
-    kwargs = {"classes": 3, "blocks": 1, "widths": (4, 8), "layout": layout, "pooling": 2}
-    kwargs["transition"] = transition
-    first = ResidualNetwork((3, 8, 12), data_format="channels_first", **kwargs)
-    last = ResidualNetwork((8, 12, 3), data_format="channels_last", **kwargs)
-    assert [(w.path, w.shape) for w in first.weights] == [(w.path, w.shape) for w in last.weights]
-    assert first.get_layer("stage2_block0").output.shape == (None, 8, 4, 6)
-    revived = ResidualNetwork.from_config(first.get_config())
-    assert revived.input_shape == (None, 3, 8, 12)
-    assert revived.data_format == "channels_first"
 
 
 def test_precision(global_policy, tmp_path):
@@ -197,29 +165,6 @@ def test_precision(global_policy, tmp_path):
     assert double.get_layer("stage2_block0").output.dtype == "float64"
 
 
-@pytest.mark.system
-@pytest.mark.parametrize(
-    "dtype", [pytest.param("float32", marks=pytest.mark.nightly), "mixed_bfloat16"]
-)
-def test_training_lowers_the_loss(dtype):
-    net = ResidualNetwork((8, 8, 1), 2, blocks=1, widths=(8,), dtype=dtype)
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 2, 64)
-    images = rng.normal(size=(64, 8, 8, 1)).astype("float32")
-    images[:, :4] += 2 * labels[:, None, None, None]
-    net.compile(
-        optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
-        loss="sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        jit_compile=False,
-    )
-    history = net.fit(images, labels, batch_size=16, epochs=6, verbose=0).history
-    assert history["loss"][-1] < 0.5 * history["loss"][0]
-    assert history["accuracy"][-1] > 0.9
-    statistics = net.get_layer("head_normalization").moving_mean
-    assert np.abs(statistics).max() > 0.01
-
-
 def test_initial_values():
     net = ResidualNetwork((8, 8, 16), 200, blocks=1, widths=(64,))
     stem, classifier = (np.asarray(net.get_layer(n).kernel) for n in ("stem", "classifier"))
@@ -229,57 +174,6 @@ def test_initial_values():
     for weight in net.weights:
         if weight.name in ("bias", "beta"):
             assert not np.any(weight)
-
-
-def test_summary_stage_by_stage(capsys):
-    net = ResidualNetwork((32, 32, 3), 10, blocks=(3, 2, 1), transition="projection", name="tiny")
-    net.summary()
-    text = capsys.readouterr().out
-    # Whatever is asked for.
-    texts = []
-    assert net.summary(print_fn=texts.append, line_length=90, show_trainable=True) is None
-    assert texts == [text.rstrip()]
-    with pytest.raises(TypeError, match="lines"):
-        net.summary(lines=90)
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-
-    def line_of(start):
-        (line,) = [line for line in lines if start in line]
-        return line
-
-    assert lines[0].startswith("tiny: 6 blocks in 3 stages, images 32x32x3")
-    assert "32x32x16" in line_of("stem")
-    assert "448" in line_of("stem")
-    # Two convolutions of 16 to 16 and two batch norms: 2 * (2320 + 64) each.
-    assert "3 x full_preactivation" in line_of("stage 1, blocks 0 to 2")
-    assert f"{3 * 4768:,}" in line_of("stage 1, blocks 0 to 2")
-    assert "projection shortcut" in line_of("stage 2, block 0")
-    assert "16x16x32" in line_of("stage 2, block 0")
-    assert "full_preactivation" in line_of("stage 2, block 1")
-    assert "8x8x64" in line_of("stage 3, block 0")
-    assert "BatchNormalization, ReLU" in line_of("head")
-    assert "906" in line_of("head")
-    trainable = sum(int(np.prod(w.shape)) for w in net.trainable_weights)
-    assert f"{net.count_params():,} parameters, {trainable:,} of them trainable" in text
-
-
-SUMMARIES = {
-    "to stage 2; bottleneck": {"transition": "downsampling_block", "bottleneck": True},
-    "dropped at 0.12 to 0.25": {"stochastic_depth": 0.5, "blocks": 2},
-    "no normalization, ReZero": {"normalization": None, "multiplier": "rezero"},
-    "Fixup": {"normalization": "fixup", "layout": "original"},
-    "one shared, LayerScale": {"multiplier": "layer_scale", "share_from": 0, "blocks": 3},
-    "Lipschitz 0.9": {"lipschitz": 0.9},
-}
-
-
-@pytest.mark.parametrize(("parts", "kwargs"), SUMMARIES.items(), ids=SUMMARIES)
-def test_summaries_say_what_is_special_and_count_every_weight_once(parts, kwargs):
-    net, texts = ResidualNetwork(**SMALL | kwargs), []
-    net.summary(print_fn=texts.append)
-    assert all(part in " ".join(texts[0].split()) for part in parts.split("; "))
-    cells = [line.split("│")[-2].strip() for line in texts[0].splitlines() if line.endswith("│")]
-    assert sum(int(cell.replace(",", "")) for cell in cells if cell) == net.count_params()
 
 
 # Branches without normalization, with factors, Fixup, dropping
@@ -421,22 +315,6 @@ def test_all_blocks_of_a_stage_begin_equal(kwargs):
         assert all(kernel.std() > 0.01 for kernel in kernels)
     if kernels[0].shape == kernels[1].shape:
         assert np.any(kernels[0] != kernels[1])
-
-
-def test_the_first_block_keeps_what_it_drew():
-    keras.utils.set_random_seed(1)
-    net = recurrent()
-    keras.utils.set_random_seed(1)
-    plain = recurrent(False)
-    for (first, *others), (drawn, *rest) in zip(equal_units(net), equal_units(plain), strict=True):
-        for role, variable in first.weights_by_role().items():
-            np.testing.assert_array_equal(variable, drawn.weights_by_role()[role])
-        assert np.any(np.asarray(rest[0].convolution1.kernel) != drawn.convolution1.kernel)
-        assert others
-    for name in ("stem", "stage2_block0"):
-        pairs = zip(net.get_layer(name).weights, plain.get_layer(name).weights, strict=True)
-        for mine, theirs in pairs:
-            np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.system

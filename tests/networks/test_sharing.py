@@ -3,9 +3,7 @@
 What the blocks compute at inference is compared with NumPy in test_residual_network.py.
 """
 
-import copy
 import json
-import pickle
 
 import h5py
 import keras
@@ -17,8 +15,7 @@ from reference.random_network import case_id, random_batch, random_network
 
 import tfresidual as tfr
 from tfresidual import networks
-from tfresidual.layers import Repeated, ResidualUnit, UnsharedBatchNormalization
-from tfresidual.layers.residual_unit import BATCH_NORMS
+from tfresidual.layers import ResidualUnit
 from tfresidual.networks import ResidualNetwork
 
 pytestmark = pytest.mark.eager
@@ -143,36 +140,6 @@ def test_what_is_one_and_what_is_not(batch_norm):
     assert len(net.optimizer.variables) == len(net.trainable_variables) + 2
 
 
-@pytest.mark.parametrize("transition", ["projection", "downsampling_block", "average_pooling"])
-def test_fully_recurrent_stages(transition):
-    net = ResidualNetwork(**SMALL | {"share_from": 0, "widths": (8, 8)}, transition=transition)
-    units = units_of(net)
-    leaders = {unit.shares.name for unit in units.values() if unit.shares}
-    strides = transition == "projection"
-    assert leaders == {"stage1_block0", f"stage2_block{int(strides)}"}
-    assert units[2, 0].shares is None
-    alone = [place for place, unit in units.items() if unit.shares is None]
-    assert len(alone) == 2 + strides
-    if transition == "downsampling_block":
-        first = units[2, 0].convolution1
-        assert net.get_layer("stage2_transition").convolution1 is not first
-
-
-def test_stages_that_are_too_short_share_nothing():
-    net = ResidualNetwork(**SMALL | {"share_from": 3})
-    assert all(unit.shares is None for unit in units_of(net).values())
-    assert ResidualNetwork(**SMALL | {"share_from": None}).count_params() == net.count_params()
-    # One stage of two is long enough.
-    ResidualNetwork(**SMALL | {"share_from": 4, "blocks": (2, 5)})
-
-
-def test_shortcuts_are_shared():
-    net = ResidualNetwork(**SMALL, shortcut="exclusive_gate", batch_norm="unshared")
-    units = units_of(net)
-    assert units[1, 3].joining.gate.kernel is units[1, 1].joining.gate.kernel
-    assert units[1, 3].joining.gate.kernel is not units[1, 0].joining.gate.kernel
-
-
 @pytest.mark.parametrize(
     ("kwargs", "expected"),
     [
@@ -197,37 +164,6 @@ def test_initial_scale(kwargs, expected):
 # Training
 
 
-@most_different
-def test_moving_statistics_of_a_training_step(batch_norm):
-    """By hand: of every application's own batch, one after the other where they are shared."""
-    kwargs = {"blocks": (4, 1), "share_from": 1, "batch_norm": batch_norm}
-    net, twin = random_network(**kwargs), random_network(**kwargs)
-    images, labels = random_batch(net, images=8)
-    before = {id(v): v.numpy() for v in net.variables}
-    net.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy", jit_compile=False)
-    net.train_on_batch(images, labels)
-    state = twin.get_layer("stem")(images)
-    expected = dict(before)
-    for place, unit in units_of(twin).items():
-        layer = units_of(net)[place].normalization1
-        values = np.asarray(state, "f8")
-        for variable, value in (
-            (layer.moving_mean, values.mean((0, 1, 2))),
-            (layer.moving_variance, values.var((0, 1, 2))),
-        ):
-            expected[id(variable)] = 0.99 * expected[id(variable)] + 0.01 * value
-        state = unit(state, training=True)
-    checked = {}
-    for unit in units_of(net).values():
-        for name in STATISTICS:
-            variable = getattr(unit.normalization1, name)
-            checked[id(variable)] = variable
-    for key, variable in checked.items():
-        np.testing.assert_allclose(variable, expected[key], rtol=1e-4, atol=1e-5)
-        assert np.abs(variable - before[key]).max() > 1e-4
-    assert len(checked) == 2 * (5 if "moving_mean" in OWN[batch_norm] else 3)
-
-
 def copied_without_sharing(net):
     """A network of the same outputs whose blocks all have weights of their own."""
     changes = {"share_from": None, "batch_norm": "shared"}
@@ -244,32 +180,6 @@ def copied_without_sharing(net):
     for name in ("stem", "head_normalization", "classifier"):
         free.get_layer(name).set_weights(net.get_layer(name).get_weights())
     return free
-
-
-@all_switches
-def test_a_shared_block_is_one_that_is_repeated(batch_norm):
-    """The same numbers, bit for bit, and as many weights as of layers for any model."""
-    net = random_network(blocks=(4, 1), share_from=1, batch_norm=batch_norm)
-    units = net.sections()[1][0][1][1:]
-    state = branch = keras.Input(units[0].shape_of_inputs[1:])
-    for number in (1, 2):
-        theirs = [getattr(unit, f"normalization{number}") for unit in units]
-        normalization = UnsharedBatchNormalization(len(units), BATCH_NORMS[batch_norm])
-        convolution = keras.layers.Conv2D(branch.shape[-1], 3, padding="same")
-        branch = convolution(keras.layers.ReLU()(normalization(branch)))
-        convolution.set_weights(getattr(units[0], f"convolution{number}").get_weights())
-        for mine, other in zip(normalization.normalizations, theirs, strict=True):
-            mine.set_weights(other.get_weights())
-    repeated = Repeated(keras.Model(state, keras.layers.Add()([state, branch])), len(units))
-    own = {id(variable): variable for unit in units for variable in unit.weights}
-    assert count(repeated.weights) == count(own.values())
-    assert count(repeated.trainable_weights) == count(v for v in own.values() if v.trainable)
-    states = np.random.default_rng(0).normal(size=(6, *state.shape[1:])).astype("float32")
-    for training in (False, True, True, False):
-        expected = states
-        for unit in units:
-            expected = unit(expected, training=training)
-        np.testing.assert_array_equal(repeated(states, training=training), expected)
 
 
 @most_different
@@ -298,49 +208,6 @@ def test_gradient_is_the_sum_over_the_applications(batch_norm):
     shared = id(units_of(net)[1, 1].convolution1.kernel)
     own = gradients[1][id(units_of(free)[1, 1].convolution1.kernel)]
     assert np.abs(gradients[0][shared] - own).max() > 0.1 * np.abs(own).max()
-
-
-def at_initialisation(seed, **kwargs):
-    """How the 18 blocks of the first stage lengthen the state, and shorten the gradient after it.
-
-    In training, so that the statistics are those of the batch. The second number is the gradient at
-    the state after the first block over that at the first block of the last stage.
-    """
-    keras.utils.set_random_seed(seed)
-    net = ResidualNetwork((8, 8, 3), 10, blocks=18, widths=(4, 8, 16), **kwargs)
-    rng = np.random.default_rng(seed)
-    images = rng.normal(size=(16, 8, 8, 3)).astype("float32")
-    stem, stages, head = net.sections()
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        state = stem[0](images)
-        tape.watch(state)
-        states = [[] for _ in stages]
-        for kept, (_, units) in zip(states, stages, strict=True):
-            for unit in units:
-                kept.append(state)
-                state = unit(state, training=True)
-        for layer in head:
-            state = layer(state, training=True) if "normalization" in layer.name else layer(state)
-        losses = keras.losses.sparse_categorical_crossentropy(rng.integers(0, 10, 16), state)
-    gradients = tape.gradient(losses, [states[0][1], states[2][0]])
-    growth = np.linalg.norm(states[1][0]) / np.linalg.norm(states[0][0])
-    return growth, np.linalg.norm(gradients[0]) / np.linalg.norm(gradients[1])
-
-
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(0, marks=pytest.mark.nightly),
-        *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2, 3)),
-    ],
-)
-def test_naive_sharing_explodes_and_unshared_batch_norm_does_not(seed):
-    growth, ratio = at_initialisation(seed, share_from=5)
-    assert growth > 5
-    assert ratio > 12
-    growth, ratio = at_initialisation(seed, share_from=5, batch_norm="unshared")
-    assert growth < 2
-    assert ratio < 5
 
 
 # Configurations and files
@@ -415,12 +282,6 @@ def test_configurations_and_files(kwargs, tmp_path):
         file.visititems(lambda name, item: sizes.append(getattr(item, "size", 0)))
     own = sum(count([v]) for v in net.variables if "seed" not in v.name)
     assert sum(sizes) == own
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
-def test_copies_keep_the_sharing(copied):
-    net = random_network(**SMALL | {"blocks": (3, 1)}, batch_norm="unshared")
-    assert_same_network(net, copied(net), random_batch(net)[0])
 
 
 @pytest.mark.compiled

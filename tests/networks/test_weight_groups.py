@@ -4,19 +4,15 @@ Networks whose blocks share convolutions are written here as the paths that thei
 """
 
 import contextlib
-import itertools
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from refusals import refused
 
 from tfresidual.layers import ResidualUnit
 from tfresidual.networks import ResidualNetwork
-from tfresidual.networks.weight_groups import BlockWeights, blocks_of, groups_of
+from tfresidual.networks.weight_groups import blocks_of, groups_of
 
 NORMALIZATIONS = [f"normalization{i}/{name}" for i in (1, 2) for name in ("gamma", "beta")]
 CONVOLUTIONS = [f"convolution{i}/{name}" for i in (1, 2) for name in ("kernel", "bias")]
@@ -100,33 +96,6 @@ def test_further_roles(kwargs, roles):
         assert set(found.values()) == {blocks}
 
 
-def test_blocks_come_in_order_with_all_that_they_own():
-    net = network(blocks=(11, 2))
-    blocks = blocks_of(reversed(net.trainable_variables))
-    places = [(block.network, block.stage, block.index) for block in blocks]
-    assert places == [("", 1, index) for index in range(11)] + [("", 2, 0), ("", 2, 1)]
-    for block in blocks:
-        unit = net.get_layer(f"stage{block.stage}_block{block.index}")
-        assert {id(v) for v in block.weights.values()} == {id(v) for v in unit.trainable_weights}
-    assert set(blocks[11].weights) == {*ALL, *PROJECTION}
-
-
-def test_what_is_outside_of_blocks_is_passed_over():
-    for path in (
-        "stem/kernel",
-        "stage2_transition/convolution1/kernel",
-        "kernel",
-        "stage1_block0",
-        "stage1_block/convolution1/kernel",
-        "stage0_block1/convolution1/kernel",
-        "my_stage1_block0/convolution1/kernel",
-        "stage1_block0_extra/convolution1/kernel",
-    ):
-        assert blocks_of([variable(path)]) == []
-    assert blocks_of([tf.Variable(1.0)]) == []
-    assert groups_of([]) == []
-
-
 class Around(keras.Model):
     """Two units, whose weights get the name of this model before theirs."""
 
@@ -203,85 +172,8 @@ def test_blocks_that_share_their_convolutions(owned, groups):
     assert blocks_by_role(groups_of(blocks_of(owning(1, owned)))) == expected
 
 
-@pytest.mark.parametrize("transition", ["projection", "convolution"])
-def test_networks_that_share_their_convolutions(transition):
-    net = network(4, share_from=1, batch_norm="unshared", transition=transition)
-    groups = groups_of(blocks_of(net.trainable_variables))
-    first = dict.fromkeys(CONVOLUTIONS, (0, 1)) | dict.fromkeys(NORMALIZATIONS, (0, 1, 2, 3))
-    assert blocks_by_role(groups) == first
-    if transition == "projection":
-        first = dict.fromkeys(CONVOLUTIONS, (1,)) | dict.fromkeys(NORMALIZATIONS, (1, 2, 3))
-    assert blocks_by_role(groups, 2) == first
-
-
-def test_blocks_that_share_everything_are_one():
-    variables = owning(1, {0: ALL, 1: ALL, 2: ALL})
-    blocks = blocks_of(variables)
-    # Two further blocks, which apply that of index 2.
-    blocks += [BlockWeights("", 1, index, dict(blocks[2].weights)) for index in (3, 4)]
-    for order in itertools.permutations(blocks):
-        groups = groups_of(order)
-        assert blocks_by_role(groups) == dict.fromkeys(ALL, (0, 1, 2))
-        assert {id(v) for g in groups for v in g.variables} == {id(v) for v in variables}
-
-
-def test_a_block_of_another_shape_is_left_out_with_all_that_it_owns():
-    variables = owning(1, {0: CONVOLUTIONS, 1: CONVOLUTIONS, 2: CONVOLUTIONS})
-    for odd, kept in ((0, (1, 2)), (1, (0, 2)), (2, (0, 1))):
-        other = list(variables)
-        other[4 * odd] = variable(f"stage1_block{odd}/convolution1/kernel", (2, 3))
-        groups = groups_of(blocks_of(other))
-        assert blocks_by_role(groups) == dict.fromkeys(CONVOLUTIONS, kept)
-
-
 @pytest.mark.parametrize(("first_block", "kept"), [(0, (0, 1, 2)), (1, (1, 2)), (2, (2,))])
 def test_first_block(first_block, kept):
     blocks = blocks_of(network(widths=(4,)).trainable_variables)
     assert blocks_by_role(groups_of(blocks, first_block)) == dict.fromkeys(ALL, kept)
     assert groups_of(blocks, 3) == []
-
-
-def test_blocks_left_out_by_their_index_still_tell_who_projects():
-    owned = {0: ALL + PROJECTION, 1: ALL + PROJECTION, 2: ALL}
-    # Two blocks have the role, so it is none of a projection.
-    groups = groups_of(blocks_of(owning(1, owned)), first_block=1)
-    assert blocks_by_role(groups) == dict.fromkeys(ALL, (1, 2)) | dict.fromkeys(PROJECTION, (1,))
-
-
-@pytest.mark.parametrize("value", [-1, 1.0, True, None, "1"])
-def test_first_block_is_an_int(value):
-    with refused("first_block"):
-        groups_of([], value)
-
-
-SHAPES = {"a/kernel": [(2, 2), (2, 3)], "b/gamma": [(2,), (3,)], "c/gamma": [(2,)]}
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.dictionaries(
-        st.integers(0, 6),
-        st.fixed_dictionaries({}, optional={r: st.sampled_from(s) for r, s in SHAPES.items()}),
-        max_size=5,
-    )
-)
-def test_groups_hold_every_weight_at_most_once_and_of_one_shape(stage):
-    variables = [
-        variable(f"stage1_block{index}/{role}", shape)
-        for index, roles in stage.items()
-        for role, shape in roles.items()
-    ]
-    groups = groups_of(blocks_of(variables))
-    found = [v for group in groups for v in group.variables]
-    assert len({id(v) for v in found}) == len(found)
-    for group in groups:
-        assert list(group.blocks) == sorted(set(group.blocks))
-        assert len({tuple(v.shape) for v in group.variables}) == 1
-        paths = [f"stage1_block{index}/{group.role}" for index in group.blocks]
-        assert [v.path for v in group.variables] == paths
-    # A block is in all of its groups or in none.
-    for index, roles in stage.items():
-        assert {role for role, found in blocks_by_role(groups).items() if index in found} in (
-            set(),
-            set(roles),
-        )
