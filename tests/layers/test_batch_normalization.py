@@ -194,25 +194,6 @@ def test_frozen_layer_uses_and_keeps_the_moving_statistics():
     assert_same_layer(ours, theirs, x)
 
 
-@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_in_a_compiled_model(jit_compile):
-    models = []
-    for layer_class in (BatchNormalization, Stock):
-        keras.utils.set_random_seed(1)
-        inputs = keras.Input(SHAPE[1:])
-        features = layer_class(momentum=0.8)(keras.layers.Conv2D(4, 3, padding="same")(inputs))
-        features = keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(features))
-        model = keras.Model(inputs, keras.layers.Dense(1)(features))
-        model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse", jit_compile=jit_compile)
-        x = np.asarray(data((32, *SHAPE[1:])))
-        losses = model.fit(x, x.mean((1, 2, 3)), batch_size=8, epochs=3, verbose=0, shuffle=False)
-        models.append((model, losses.history["loss"], model.predict(x, verbose=0)))
-    (ours, our_losses, our_outputs), (theirs, their_losses, their_outputs) = models
-    np.testing.assert_allclose(our_losses, their_losses, rtol=1e-4)
-    np.testing.assert_allclose(our_outputs, their_outputs, rtol=1e-3, atol=1e-4)
-    assert_equal(ours.weights[2:], theirs.weights[2:], 1e-3)
-
-
 def model_of(layer_class):
     layers = [layer_class(), keras.layers.Conv2D(2, 1), layer_class(scale=False)]
     return keras.Sequential([keras.Input(SHAPE[1:]), *layers])

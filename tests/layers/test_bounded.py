@@ -226,16 +226,6 @@ def test_constants_of_linear_layers_without_kernels(name):
     assert norm * (1 - 1e-9) <= constant < 1.4 * norm
 
 
-def test_a_layer_that_is_there_twice_stays_one_in_a_copy():
-    shared, inputs = conv(3), keras.Input((5, 4, 3))
-    model = keras.Model(inputs, Bounded([shared, layers.ReLU(), shared])(inputs))
-    clone = keras.models.clone_model(model)
-    clone.set_weights(model.get_weights())
-    assert len(clone.trainable_weights) == 2
-    x = np.random.default_rng(0).normal(size=(2, 5, 4, 3))
-    np.testing.assert_array_equal(clone(x), model(x))
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("mixed_bfloat16", marks=NIGHTLY)])
 def test_trained_saved_and_cloned(dtype, tmp_path):

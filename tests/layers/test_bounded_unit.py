@@ -12,7 +12,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference.matrices import lengths
 from reference.numpy_network import (
     ORDERS,
     Weights,
@@ -387,31 +386,3 @@ def test_the_bound_keeps_up_with_training():
     assert min(shares[5:]) > 0.95
     moved = weights_of(unit)["unit/convolution1/kernel"] - first["unit/convolution1/kernel"]
     assert np.linalg.norm(moved) > 0.1 * np.linalg.norm(first["unit/convolution1/kernel"])
-
-
-# Fixed points: x + f(z), again and again
-
-
-def applied_again(unit, state, anchor, times):
-    states = [state]
-    for _ in range(times):
-        states.append(unit(states[-1], anchor))
-    return [np.asarray(state) for state in states]
-
-
-def changes_of(states):
-    """How far each application moves the images, `(applications, images)`."""
-    return np.stack([lengths(b - a) for a, b in itertools.pairwise(states)])
-
-
-def test_contracts_by_the_constant_and_no_faster_where_the_bound_is_attained():
-    unit, kernel = aligned_unit(0.9)
-    _, _, directions = np.linalg.svd(convolution_matrix(kernel, GRID))
-    # The anchor of which a state is the fixed point, so that no ReLU closes near it.
-    state = images(2).astype("f8")
-    anchor = state - unit.branch(state)
-    start = state + directions[0].reshape(1, *state.shape[1:])
-    states = applied_again(unit, start, anchor, 20)
-    expected = 0.9 ** np.arange(20)[:, None] * np.ones(2)
-    np.testing.assert_allclose(changes_of(states), 0.1 * expected, rtol=1e-3)
-    np.testing.assert_allclose([lengths(s - state) for s in states[:-1]], expected, rtol=1e-3)

@@ -148,36 +148,27 @@ def built_unit(**kwargs):
     return layer
 
 
-OTHER_UNITS = [
-    *(keras_layers.Dense(8), "stage1_block0", ResidualUnit(8)),
-    *(built_unit(filters=4), built_unit(layout="original"), built_unit(bottleneck=True)),
-    *(built_unit(strides=2), built_unit(resize="zero_padding"), built_unit(normalization=None)),
-]
+OTHER_UNITS = [keras_layers.Dense(8), built_unit(filters=4), built_unit(layout="original")]
 VALUES = [
     (ResidualUnit, {"filters": 8}, {
-        "filters": (0, 8.0, True), "layout": ("preactivation",), "resize": ("pooling", None),
-        "shortcut": ("gate", None, 3, keras_layers.Add()), "strides": (0, (2, 2)),
-        "bottleneck": (1,), "batch_norm": ("private", None), "normalization": ("layer",),
-        "multiplier": ("skipinit", 0.5, keras_layers.Add()), "blocks": (0,),
-        "stochastic_depth": (1, -0.1, np.nan, "0.5", None, True),
-        "lipschitz": (0, -1, float("nan"), float("inf"), "1", True, 1j), "shares": OTHER_UNITS,
+        "filters": (0,), "layout": ("preactivation",), "resize": ("pooling",),
+        "shortcut": ("gate", keras_layers.Add()), "strides": (0,), "bottleneck": (1,),
+        "batch_norm": ("private",), "normalization": ("layer",), "multiplier": ("skipinit",),
+        "blocks": (0,), "stochastic_depth": (1,), "lipschitz": (0, float("inf")),
+        "shares": OTHER_UNITS,
     }),
-    (layers.StochasticDepth, {"rate": 0.5}, {
-        "rate": (1, -0.1, np.nan, "0.5", None, True), "seed": (-1, 1.0),
-    }),
-    (layers.DropoutShortcut, {}, {"rate": (1, -0.1), "rescale": (1, "no", None), "seed": (-1,)}),
-    (layers.ScaledShortcut, {}, {"scale": (np.nan, "1"), "branch_scale": (None,)}),
-    (layers.ExclusiveGateShortcut, {}, {"bias": (np.inf, "0")}),
-    (layers.LayerScale, {}, {"initial": (np.nan, "0", None), "axis": (17, -17, 1.0)}),
-    (layers.ReZero, {}, {"initial": (np.nan,), "axis": (-1,)}),
+    (layers.StochasticDepth, {"rate": 0.5}, {"rate": (1, np.nan), "seed": (-1,)}),
+    (layers.DropoutShortcut, {}, {"rate": (1,), "rescale": ("no",), "seed": (-1,)}),
+    (layers.ScaledShortcut, {}, {"scale": (np.nan,), "branch_scale": (None,)}),
+    (layers.ExclusiveGateShortcut, {}, {"bias": (np.inf,)}),
+    (layers.LayerScale, {}, {"initial": (np.nan,), "axis": (17,)}),
     (layers.PointwiseConvolution, {"filters": 2}, {"filters": (0,), "strides": (0, (1, 0))}),
     (layers.Subsampling, {"filters": 2}, {"filters": (0,), "strides": (0,)}),
     (layers.UnsharedBatchNormalization, {"applications": 2}, {
-        "applications": (0, 1.0, True), "share": ("gamma", ("scale",), None),
-        "gamma_initializer": (np.nan,),
+        "applications": (0,), "share": (("scale",),), "gamma_initializer": (np.nan,),
     }),
     (layers.Repeated, {"block": keras_layers.Dense(4), "times": 2}, {
-        "block": ("Dense",), "times": (0, 1.5, None), "first": (-1,),
+        "block": ("Dense",), "times": (0,), "first": (-1,),
     }),
     (SpectralNormalization, {"layer": conv()}, {
         "layer": (keras_layers.ReLU(), keras_layers.Dense(3, dtype="int8_from_float32"),

@@ -3,7 +3,6 @@
 How `tfresidual.chain` sees such layers is in sources/test_repeated_blocks.py.
 """
 
-import functools
 import importlib.util
 import itertools
 import os
@@ -213,21 +212,11 @@ def of_config(model, folder):
     return copy
 
 
-def served(model, folder):
-    model.export(folder / "served", verbose=False)
-    loaded = tf.saved_model.load(str(folder / "served"))
-    return lambda inputs: loaded.serve(inputs)
-
-
 FUNCTIONAL = ("functional, the layers themselves", "functional, Repeated")
 AS_COPIES = [(way, copied) for way in FUNCTIONAL for copied in (reopened, cloned, of_config)]
-AS_SAVED_MODELS = [(way, served) for way in (*FUNCTIONAL, "subclassed, counted")]
 
 
-@pytest.mark.parametrize(
-    ("way", "copied"),
-    [*AS_COPIES, *(pytest.param(*case, marks=pytest.mark.nightly) for case in AS_SAVED_MODELS)],
-)
+@pytest.mark.parametrize(("way", "copied"), AS_COPIES)
 def test_copies_compute_the_same(way, copied, tmp_path):
     layer = UnsharedBatchNormalization(APPLICATIONS)
     dense = keras.layers.Dense(FEATURES)
@@ -264,28 +253,9 @@ def test_an_application_that_only_the_graph_knows():
     assert np.any(last[2] != before[-1][2])
 
 
-def in_condition(block, state):
-    with forward_pass():
-        return ops.cond(ops.sum(state) > 0, lambda: block(state), lambda: state)
-
-
-def in_untold_loop(block, state):
-    def body(index, state):
-        return index + 1, block(state)
-
-    with forward_pass():
-        return ops.while_loop(lambda index, state: index < 2, body, (0, state))[1]
-
-
 def in_scan(block, state):
     with forward_pass():
         return ops.scan(lambda state, _: (block(state), None), state, length=2)[0]
-
-
-def in_compiled_function(block, state):
-    function = tf.function(block)
-    with forward_pass():
-        return function(function(state))
 
 
 def told_once(block, state):
@@ -299,22 +269,10 @@ def not_counted(block, state):
 
 REFUSED = {
     "a layer alone": lambda dense, layer: layer,
-    "call by itself": lambda dense, layer: layer.call,
-    "RNN": lambda *both: repeated_ways.recurrent(Cell(*both), False, 1),
     "RNN, not counted": lambda *both: repeated_ways.recurrent(Cell(*both), True, 1, False),
-    "functional": lambda *both: repeated_ways.functional(
-        functools.partial(not_counted, Block(*both))
-    ),
 } | {
     apply.__name__: lambda *both, apply=apply: Subclassed(Block(*both), apply)
-    for apply in (
-        in_condition,
-        in_untold_loop,
-        in_scan,
-        in_compiled_function,
-        told_once,
-        not_counted,
-    )
+    for apply in (in_scan, told_once, not_counted)
 }
 
 
