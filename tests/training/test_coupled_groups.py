@@ -219,7 +219,7 @@ def test_frozen_blocks_and_low_rank_adapters():
     np.testing.assert_array_equal(adapted[0].lora_kernel_b, adapted[1].lora_kernel_b)
     assert np.abs(np.asarray(adapted[0].lora_kernel_b)).max() > 0
     others[0].enable_lora(1)
-    with pytest.raises(ValueError, match=r"group 0, where block 0.* block 1.* differ: "):
+    with pytest.raises(ValueError, match="groups"):
         GradientCoupling("sgd", 0.5, groups=lists_of(model))
 
 

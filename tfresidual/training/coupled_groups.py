@@ -14,9 +14,6 @@ from tfresidual.networks.weight_groups import WeightGroup, plain_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# What the config of an optimizer holds of a group of weights.
-OF_WEIGHTS = ("blocks", "paths", "trainable", "places")
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups:
@@ -31,19 +28,19 @@ class Groups:
 def groups_given(groups, first_block):
     """Returns the `Groups` of lists of blocks, a chain, or what `config_of` returned."""
     if isinstance(groups, dict):
-        _check_config(groups)
         return Groups(lambda variables: _of_config(groups, variables), groups)
     # A chain exists on TensorFlow alone; its module cannot be imported elsewhere.
     module = sys.modules.get("tfresidual.routing.chain")
     is_chain = module is not None and isinstance(groups, module.Chain)
     function = _of_chain if is_chain else _of_layers
-    result = Groups(lambda variables: _checked(function(groups, first_block), groups))
+    result = Groups(lambda variables: _checked(function(groups, first_block)))
     if not any(len(group.variables) > 1 for group in result.found(())):
         raise ArgumentError(
             "groups",
             "hold at least two blocks with weights of their own that can be coupled: blocks that "
             "keep the shape of the state, from block `first_block` on",
-            said=f"groups={_shown(groups)}, first_block={first_block}",
+            groups=groups,
+            first_block=first_block,
         )
     return result
 
@@ -80,8 +77,7 @@ def _of_layers(groups, first_block):
                 raise ArgumentError(
                     "groups",
                     "hold blocks with the same weights in the same order in each group",
-                    said=f"group {number}, where block 0, {_names(blocks[0])}, and block {place}, "
-                    f"{_names(blocks[place])}, differ: {difference}",
+                    said=f"group {number}, whose blocks 0 and {place} differ: {difference}",
                 )
         for role, members in enumerate(zip(*owned, strict=True)):
             name = f"{role}/{members[0].name}"
@@ -105,17 +101,14 @@ def _weights_of(block, number, place):
         raise ArgumentError(
             "groups",
             "hold blocks that are layers, or lists of layers",
-            said=f"group {number}, block {place}: {_shown(block)}",
+            said=f"group {number}, block {place}: {block!r}",
         )
-    unbuilt = [layer.name for layer in layers if not layer.built]
     weights = list({id(w): w for layer in layers for w in layer.weights}.values())
-    if unbuilt or not weights:
-        why = f"of which {unbuilt} is not built" if unbuilt else "without weights"
+    if not weights or not all(layer.built for layer in layers):
         raise ArgumentError(
             "groups",
-            "hold layers that are built, that is, called in a model or by `layer.build`, and "
-            "have weights",
-            said=f"group {number}, block {place}: {_names(block)}, {why}",
+            "hold layers that are built and have weights",
+            said=f"group {number}, block {place}: {layers}",
         )
     return weights
 
@@ -129,48 +122,27 @@ def _difference(first, other):
     return None
 
 
-def _names(block):
-    layers = block if isinstance(block, (list, tuple)) else [block]
-    return ", ".join(repr(layer.name) for layer in layers)
-
-
 def _no_groups(groups):
     return ArgumentError(
         "groups",
         "be a list of groups, each a list of two or more blocks, which are layers or lists of "
         "layers; or a chain, as `tfresidual.chain(model)` returns it; or None",
-        said=f"groups={_shown(groups)}",
+        groups,
     )
 
 
-def _shown(groups):
-    text = repr(groups)
-    return f"{text if len(text) <= 200 else f'{text[:200]}...'} of type {type(groups).__name__}"
-
-
-def _checked(groups, given):
+def _checked(groups):
     place_of = {}
     for group in groups:
         for variable in group.variables:
-            if not isinstance(variable, keras.Variable):
-                raise ArgumentError(
-                    "groups",
-                    "be of a Keras model that can be trained",
-                    said=f"groups={_shown(given)}, with a weight of type {type(variable).__name__}",
-                )
             other = place_of.setdefault(id(variable), group)
             if other is not group:
                 raise ArgumentError(
                     "groups",
-                    "hold a weight in one group and one role alone; give lists of layers that "
-                    "leave out one of them",
-                    said=f"the weight {variable.path} as {_place(other)} and as {_place(group)}",
+                    "hold a weight in one group and one role alone",
+                    said=f"the weight {variable.path} in two",
                 )
     return groups
-
-
-def _place(group):
-    return f"{group.role!r} in group {group.stage}"
 
 
 # As in the config of an optimizer.
@@ -194,17 +166,6 @@ def config_of(groups, variables):
         if len(group.variables) > 1
     ]
     return {"variables": None if variables is None else len(variables), "weights": weights}
-
-
-def _check_config(config):
-    try:
-        for weights in config["weights"]:
-            (count,) = {len(weights[name]) for name in OF_WEIGHTS}
-        is_known = config["variables"] is None or count > 0
-    except (KeyError, TypeError, ValueError, UnboundLocalError):
-        is_known = False
-    if not is_known:
-        raise _no_groups(config)
 
 
 def _of_config(config, variables):
@@ -245,11 +206,9 @@ def _by_path(saved, variables):
             if len(there) > 1 or (was_trainable and not there):
                 raise ArgumentError(
                     "groups",
-                    "name weights of the model, each by a path of its own. Layers without a name "
-                    "inside a custom layer get other paths in another process: build the "
-                    "optimizer before the model is saved, by "
-                    "`optimizer.build(model.trainable_variables)` or a step of training, or "
-                    "compile the model anew",
+                    "name weights of the model, each by a path of its own. Layers inside a custom "
+                    "layer may get other paths in another process: build the optimizer before the "
+                    "model is saved",
                     said=f"{path!r}, the path of {len(there)} of the {len(variables)} variables",
                 )
             members += [(index, variable) for variable in there]

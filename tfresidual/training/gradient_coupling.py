@@ -205,24 +205,12 @@ class GradientCoupling(keras.optimizers.Optimizer):
         groups = [group for group in groups if len(group.variables) > 1]
         if groups:
             return groups
-        paths = [getattr(v, "path", v.name) for v in variables]
-        why = (
-            "Those of `groups` must be trainable weights of the model that is trained, in two "
-            "blocks of a group at least"
-        )
-        if self._groups is None:
-            why = (
-                "Without `groups`, it looks for weights of the same role and shape in several "
-                "blocks of a stage, by paths such as 'stage1_block0/convolution1/kernel' and "
-                "'stage1_block1/convolution1/kernel', from block `first_block` on, in blocks that "
-                "keep the shape of the state. Use a `tfresidual.networks.ResidualNetwork` with "
-                "more blocks in a stage (equal initial weights come from its "
-                "`recurrent_initialization=True`), or give the blocks of another model as "
-                "`groups=tfresidual.chain(model)` or as lists of layers"
-            )
         raise ValueError(
-            f"GradientCoupling found no two weights to couple. {why}. Received: first_block="
-            f"{self.first_block}, {len(paths)} variables, the first with the paths {paths[:4]}"
+            "GradientCoupling found no two weights to couple. Without `groups`, it couples blocks "
+            "of a `tfresidual.networks.ResidualNetwork` that keep the shape of the state, from "
+            "block `first_block` on; give those of another model as "
+            "`groups=tfresidual.chain(model)` or as lists of layers of it. Received: "
+            f"first_block={self.first_block}, the variables {[v.path for v in variables[:4]]}..."
         )
 
     def _mixture(self, group):
@@ -240,20 +228,8 @@ class GradientCoupling(keras.optimizers.Optimizer):
     ) -> None:
         grads = list(grads)
         if trainable_variables is None:
-            if not self.built:
-                raise ValueError(
-                    "GradientCoupling must be built before it is applied without "
-                    "`trainable_variables`: call `optimizer.build(trainable_variables)` first. "
-                    f"Received: {len(grads)} gradients, trainable_variables=None"
-                )
             trainable_variables = self._trainable_variables
         trainable_variables = list(trainable_variables)
-        if len(grads) != len(trainable_variables):
-            raise ArgumentError(
-                "grads",
-                "hold one gradient for every variable",
-                said=f"{len(grads)} gradients, {len(trainable_variables)} variables",
-            )
         if not self.built:
             self.build(trainable_variables)
         self._check_variables_are_known(trainable_variables)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import time
 from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -93,23 +92,11 @@ def obstacle_at(path, overwrite):
         return None
     if not overwrite:
         return "which already exists"
-    if path.is_symlink():
-        return "which is a symbolic link"
-    if path.name in ("", ".."):
-        return "which has no name of its own"
-    # While another process replaces a SavedModel, its folder is gone for a moment.
-    for pause in (0.05, 0.2, 0):
-        try:
-            names = set(os.listdir(path))
-        except FileNotFoundError:
-            if not os.path.lexists(path):
-                return None
-        except NotADirectoryError:
-            break
-        else:
-            if not names or (names <= SAVED_MODEL_FILES and is_saved_model(path)):
-                return None
-        time.sleep(pause)
+    if path.is_symlink() or not path.is_dir() or path.name in ("", ".."):
+        return "which is something else"
+    names = set(os.listdir(path))
+    if not names or (names <= SAVED_MODEL_FILES and is_saved_model(path)):
+        return None
     return "which is something else"
 
 
