@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
-from tfresidual.definitions.arguments import check_bool, check_choice
+from tfresidual.definitions.arguments import check_choice
 from tfresidual.probes.attribution import TARGETS
-from tfresidual.probes.drop_blocks import check_fill
+from tfresidual.probes.drop_blocks import FILLS
 from tfresidual.probes.lens import FINAL, OWN
 from tfresidual.probes.predictions import checked_target
 from tfresidual.routing.block_values import PERTURBATION_METRICS
@@ -61,7 +61,6 @@ class Attribution(ProbeCallback):
     ) -> None:
         super().__init__(data, every=every, on_error=on_error)
         self.target = checked_target(target, TARGETS)
-        check_bool("freeze_normalization", freeze_normalization)
         self.freeze_normalization: bool = freeze_normalization
 
 
@@ -129,7 +128,7 @@ class DropBlocks(ProbeCallback):
         on_error: OnError = "warn",
     ) -> None:
         super().__init__(data, every=every, on_error=on_error)
-        check_fill(fill, keep_norm, seed)
+        check_choice("fill", fill, FILLS)
         self.fill: Literal["zero", "mean", "resample"] = fill
         self.keep_norm: bool = keep_norm
         self.seed: int = seed

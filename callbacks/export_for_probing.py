@@ -14,7 +14,6 @@ from tfresidual.callbacks.probe_callback import chain_in_training, epoch_numbers
 from tfresidual.definitions.arguments import (
     ArgumentError,
     check_bool,
-    check_int,
     check_ints,
     checked_path,
 )
@@ -79,7 +78,7 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.set_on_error(on_error)
-        self.every: int = check_int("every", every, at_least=1)
+        self.every: int = every
         self.overwrite: bool = check_bool("overwrite", overwrite)
         if epochs is not None and every != 1:
             raise ArgumentError(

@@ -12,7 +12,7 @@ from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import callbacks_before
 from tfresidual.callbacks.probe_callback import ProbeCallback
 from tfresidual.callbacks.step_files import metadata_of
-from tfresidual.definitions.arguments import ArgumentError, check_int, checked_path
+from tfresidual.definitions.arguments import ArgumentError, checked_path
 from tfresidual.definitions.declarations import PROBES
 from tfresidual.definitions.settings import EPSILON
 from tfresidual.machine.files import check_folder
@@ -70,7 +70,7 @@ class Figures(GoesOn, keras.callbacks.Callback):
         self.set_on_error(on_error)
         self.probes: list[ProbeCallback] = _checked(probes)
         self.log_dir: pathlib.Path = checked_path("log_dir", log_dir)
-        self.every: int = check_int("every", every, at_least=1)
+        self.every: int = every
         self._writer: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

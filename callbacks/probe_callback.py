@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfresidual import probes, sources
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
-from tfresidual.definitions.arguments import ArgumentError, check_int
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.declarations import PROBES
 from tfresidual.definitions.warning import warn
 from tfresidual.probes.guessing import AT_CHANCE
@@ -204,7 +204,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
     def __init__(self, data: Data | None, *, every: int = 1, on_error: OnError = "warn") -> None:
         super().__init__()
         self.set_on_error(on_error)
-        self.every: int = check_int("every", every, at_least=1)
+        self.every: int = every
         if self.reads_data:
             for split, part in splits_of(data).items():
                 with _in_split(split):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 import types
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from tfresidual.callbacks.training_step import (
     MeasuredStep,
     reduction_of,
 )
-from tfresidual.definitions.arguments import ArgumentError, check_int, checked_path
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.warning import warn
 from tfresidual.machine.files import check_folder
 from tfresidual.machine.first_step import changed_method
@@ -36,7 +37,6 @@ from tfresidual.routing.losses import single
 from tfresidual.sources.places import places_of
 
 if TYPE_CHECKING:
-    import pathlib
     from typing import Any
 
     from tfresidual.definitions.types import OnError, StrPath
@@ -98,11 +98,11 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.set_on_error(on_error)
-        self.images: int = check_int("images", images, at_least=1)
-        self.every: int = check_int("every", every, at_least=1)
-        self.csv: pathlib.Path | None = None if csv is None else checked_path("csv", csv)
+        self.images: int = images
+        self.every: int = every
+        self.csv: pathlib.Path | None = None if csv is None else pathlib.Path(csv)
         self.tensorboard: pathlib.Path | None = (
-            None if tensorboard is None else checked_path("tensorboard", tensorboard)
+            None if tensorboard is None else pathlib.Path(tensorboard)
         )
         self._forget()
 

@@ -378,27 +378,19 @@ def test_what_is_chosen_of_a_head_with_layer_normalization():
 
 DATA = np.zeros((2, 8, 8, 3), "f"), np.zeros(2, int)
 BAD = {
-    callbacks.Attribution: {"target": ("none", 5.5), "freeze_normalization": (1, None)},
-    callbacks.Borderline: {
-        "blocks": (0, -1, 1.5, True, None),
-        "groups": ("next", "", True, None),
-        "probability": (0, 1.5, -0.1, True, "0.1", None),
-    },
-    callbacks.ConvergenceIndices: {
-        "times": (0, -1, 1.5, "2", None),
-        "chance": ("largest", 0, 1.5, True, None),
-        "reading": ("area", "", 1, None),
-    },
-    callbacks.DropBlocks: {"fill": ("none", None), "seed": (-1, 0.5), "keep_norm": (1, None)},
-    callbacks.Lens: {"normalize": ("none", None)},
-    callbacks.Perturbation: {"epsilon": (0, -1, "1", None)},
+    callbacks.Attribution: {"target": ("none", 5.5)},
+    callbacks.Borderline: {"blocks": (0,), "groups": ("next",), "probability": (0, 1.5)},
+    callbacks.ConvergenceIndices: {"times": (0,), "chance": ("largest", 0), "reading": ("area",)},
+    callbacks.DropBlocks: {"fill": ("none",)},
+    callbacks.Lens: {"normalize": ("none",)},
+    callbacks.Perturbation: {"epsilon": (0,)},
 }
 
 
 @pytest.mark.parametrize("kind", [*KINDS, callbacks.Lipschitz], ids=lambda kind: kind.__name__)
 def test_bad_arguments(kind):
     given = () if kind is callbacks.Lipschitz else (DATA,)
-    bad = {"every": (0, -1, 1.5, "2"), "on_error": ("stop", None)} | BAD.get(kind, {})
+    bad = {"on_error": ("stop",)} | BAD.get(kind, {})
     for name, values in bad.items():
         for value in values:
             with refused(name):

@@ -181,8 +181,6 @@ def test_what_is_refused(tmp_path):
             callbacks.Figures(probes, tmp_path)
     with refused("log_dir"):
         callbacks.Figures(probe, 3)
-    with refused("every"):
-        callbacks.Figures(probe, tmp_path, every=0)
     net = network()
     probe = callbacks.Readout(random_batch(net, images=4))
     figures = callbacks.Figures(probe, tmp_path / "new")

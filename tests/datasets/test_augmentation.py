@@ -93,6 +93,3 @@ def test_refused(function):
         function(batch()[0], SEED)
     with refused("seed"):
         function(batch(), 3)
-    if function is not random_flip:
-        with refused("padding"):
-            function(batch(), SEED, padding=-1)

@@ -167,11 +167,6 @@ def test_files_that_cannot_be_read_are_not_called_damaged(tmp_path):
     ("name", "value"),
     [
         ("test_size", 0),
-        ("validation", 0.5),
-        ("batch_size", 0),
-        ("seed", -1),
-        ("shuffle", None),
-        ("augment", 1),
         ("pixels", "0-2"),
     ],
 )

@@ -151,25 +151,14 @@ def built_unit(**kwargs):
 OTHER_UNITS = [keras_layers.Dense(8), built_unit(filters=4), built_unit(layout="original")]
 VALUES = [
     (ResidualUnit, {"filters": 8}, {
-        "filters": (0,), "layout": ("preactivation",), "resize": ("pooling",),
-        "shortcut": ("gate", keras_layers.Add()), "strides": (0,), "bottleneck": (1,),
+        "layout": ("preactivation",), "resize": ("pooling",), "shortcut": ("gate",),
         "batch_norm": ("private",), "normalization": ("layer",), "multiplier": ("skipinit",),
-        "blocks": (0,), "stochastic_depth": (1,), "lipschitz": (0, float("inf")),
-        "shares": OTHER_UNITS,
+        "stochastic_depth": (1, np.nan), "lipschitz": (0, np.nan, True), "shares": OTHER_UNITS,
     }),
-    (layers.StochasticDepth, {"rate": 0.5}, {"rate": (1, np.nan), "seed": (-1,)}),
-    (layers.DropoutShortcut, {}, {"rate": (1,), "rescale": ("no",), "seed": (-1,)}),
-    (layers.ScaledShortcut, {}, {"scale": (np.nan,), "branch_scale": (None,)}),
-    (layers.ExclusiveGateShortcut, {}, {"bias": (np.inf,)}),
-    (layers.LayerScale, {}, {"initial": (np.nan,), "axis": (17,)}),
-    (layers.PointwiseConvolution, {"filters": 2}, {"filters": (0,), "strides": (0, (1, 0))}),
-    (layers.Subsampling, {"filters": 2}, {"filters": (0,), "strides": (0,)}),
-    (layers.UnsharedBatchNormalization, {"applications": 2}, {
-        "applications": (0,), "share": (("scale",),), "gamma_initializer": (np.nan,),
-    }),
-    (layers.Repeated, {"block": keras_layers.Dense(4), "times": 2}, {
-        "block": ("Dense",), "times": (0,), "first": (-1,),
-    }),
+    (layers.StochasticDepth, {"rate": 0.5}, {"rate": (1, -0.1, np.nan)}),
+    (layers.DropoutShortcut, {}, {"rate": (1, -0.1)}),
+    (layers.UnsharedBatchNormalization, {"applications": 2}, {"share": ("gamma", ("scale",))}),
+    (layers.Repeated, {"block": keras_layers.Dense(4), "times": 2}, {"block": ("Dense",)}),
     (SpectralNormalization, {"layer": conv()}, {
         "layer": (keras_layers.ReLU(), keras_layers.Dense(3, dtype="int8_from_float32"),
                   keras_layers.EinsumDense("ab,bc->ac", 5), keras_layers.Conv2DTranspose(2, 3),

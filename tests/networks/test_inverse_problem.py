@@ -109,16 +109,15 @@ class TestNetwork:
 
 VALUES = [
     (networks.error_correction, {"x": points()}, {
-        "x": (np.ones(2), np.ones((1, 3)), np.ones((1, 2), int)), "steps": (-1, 2.0, True),
+        "x": (np.ones(2), np.ones((1, 3)), np.ones((1, 2), int)),
         "slopes": ((1, 0), (1, np.inf), 1.5, "ab"), "rates": ((0.3, 0), (0.3,)),
     }),
     (networks.error_correcting_network, {}, {
-        "steps": (0,), "slopes": ((0, 1),), "rates": ((-0.1, 1),),
+        "slopes": ((0, 1),), "rates": ((-0.1, 1),),
     }),
     (networks.InverseProblemNetwork, {"kind": "residual"}, {
-        "kind": ("plain",), "blocks": (0,), "width": (2.5,), "hidden": (True,),
+        "kind": ("plain",),
     }),
-    (networks.DenseBlock, {"hidden": 2}, {"hidden": (0,), "shortcut": (1,)}),
 ]  # fmt: skip
 
 

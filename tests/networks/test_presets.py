@@ -143,12 +143,6 @@ def test_wide_resnet_projects_in_every_stage():
     [
         *(("depth", depth, networks.resnet) for depth in (21, 2, 110.0)),
         ("depth", 14, functools.partial(networks.resnet, bottleneck=True)),
-        ("bottleneck", 1, networks.resnet),
-        ("width", 0, networks.single_representation),
-        ("width", 0, networks.average_pooling_resnet),
-        ("width", 0, networks.wide_resnet),
-        ("width", 0.5, networks.resnet101),
-        ("stages", 0, networks.resnet101),
     ],
 )
 def test_bad_arguments(name, value, preset):

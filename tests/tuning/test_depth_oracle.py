@@ -1041,7 +1041,6 @@ REFUSED = {
     "max_blocks": [3, (9,), None],
     "tolerance": [-1, 0.5, True],
     "max_trials": [0, "3", 2.5],
-    "warm_start": ["no"],
     "max_retries_per_trial": [-1],
     "max_consecutive_failed_trials": [0],
     "hyperparameters": [{"a": 1}, space_of(blocks1=[2]), space_of(blocks7=[2])],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import keras
 import numpy as np
 
-from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine import backends
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ class ArrayDataset(keras.utils.PyDataset):
     ) -> None:
         super().__init__()
         self.images, self.labels = _kept("images", images), _kept("labels", labels)
-        self.batch_size = check_int("batch_size", batch_size, at_least=1)
-        self.shuffle = check_bool("shuffle", shuffle)
-        self.augment = check_bool("augment", augment)
-        self.seed = check_int("seed", seed, at_least=0, at_most=None)
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.augment = augment
+        self.seed = seed
         # NumPy before version 2 gives products with scalars another dtype.
         self.factor, self.offset = (
             np.atleast_1d(np.asarray(part, "float32")) for part in (factor, offset)
@@ -94,7 +94,7 @@ class ArrayDataset(keras.utils.PyDataset):
         if on_device is None:
             size = self.images.nbytes + self.labels.nbytes
             on_device = size <= MOST_OF_MEMORY * backends.accelerator_memory()
-        self.on_device = check_bool("on_device", on_device)
+        self.on_device = on_device
         if self.on_device and backends.BACKEND not in ("jax", "torch"):
             raise ArgumentError(
                 "on_device",
@@ -125,7 +125,7 @@ class ArrayDataset(keras.utils.PyDataset):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration, a non-negative integer; counting continues."""
-        self._epoch, self._is_over = check_int("epoch", epoch, at_least=0), False
+        self._epoch, self._is_over = epoch, False
 
     def on_epoch_begin(self) -> None:
         """Counts epochs; Keras calls it, also before it looks at the first batch of all."""
@@ -138,7 +138,7 @@ class ArrayDataset(keras.utils.PyDataset):
 
     def take(self, count: int) -> ArrayDataset:
         """Returns the images of the first `count` batches of `plain`."""
-        return self._with(check_int("count", count, at_least=1) * self.batch_size)
+        return self._with(count * self.batch_size)
 
     def _with(self, count):
         return ArrayDataset(

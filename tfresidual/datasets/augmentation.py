@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from tfresidual.definitions.arguments import ArgumentError, check_int
+from tfresidual.definitions.arguments import ArgumentError
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import ArrayLike, Tensor
@@ -83,7 +83,6 @@ def _flipped(columns, width, seed):
 
 def _cropped(images, padding, seed):
     """Returns row and column indices, `[N, H]` and `[N, W]`, of random crops of padded images."""
-    padding = check_int("padding", padding, at_least=0)
     count, height, width, _ = tf.unstack(tf.shape(images))
     moves = tf.random.stateless_uniform(
         [2, count, 1], seed, minval=-padding, maxval=padding + 1, dtype=tf.int32

@@ -10,7 +10,6 @@ import numpy as np
 
 from tfresidual.definitions.arguments import (
     ArgumentError,
-    check_bool,
     check_choice,
     check_int,
     is_int,
@@ -107,10 +106,10 @@ def checked_options(*, batch_size, augment, shuffle, seed, pixels):
     """Returns the arguments that `load` and `load_file` share, as a dict, after checking them."""
     check_choice("pixels", pixels, PIXELS)
     return {
-        "batch_size": check_int("batch_size", batch_size, at_least=1),
-        "augment": None if augment is None else check_bool("augment", augment),
-        "shuffle": check_bool("shuffle", shuffle),
-        "seed": check_int("seed", seed, at_least=0, at_most=None),
+        "batch_size": batch_size,
+        "augment": augment,
+        "shuffle": shuffle,
+        "seed": seed,
         "pixels": pixels,
     }
 

@@ -88,9 +88,6 @@ def sample_scene(
         split: `"train"`, `"validation"` or `"test"`.
         seed: Non-negative integer.
     """
-    index = check_int("index", index, at_least=0)
-    digits = check_int("digits", digits, at_least=1, at_most=10)
-    seed = check_int("seed", seed, at_least=0, at_most=None)
     check_choice("split", split, SPLITS)
     # The raw bits of a generator are the same in every version of NumPy; its distributions may
     # differ.
@@ -146,9 +143,6 @@ class DigitclutterConfig(tfds.core.BuilderConfig):
 
     def __post_init__(self) -> None:
         self.digits = check_int("digits", self.digits, at_least=3, at_most=5)
-        for argument in ("train_size", "validation_size", "test_size"):
-            setattr(self, argument, check_int(argument, getattr(self, argument), at_least=1))
-        self.seed = check_int("seed", self.seed, at_least=0, at_most=None)
         sizes = f"{self.train_size}-{self.validation_size}-{self.test_size}"
         self.name = f"digits{self.digits}-{sizes}-seed{self.seed}"
         self.description = (

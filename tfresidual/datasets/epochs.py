@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from tfresidual.datasets.arrays import ArrayDataset
-from tfresidual.definitions.arguments import ArgumentError, check_int
+from tfresidual.definitions.arguments import ArgumentError
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import Dataset
@@ -33,7 +33,7 @@ def set_epoch(train: Dataset | ArrayDataset, epoch: int) -> None:
     if hasattr(train, "set_epoch"):
         train.set_epoch(epoch)
     else:
-        _remembered(train, _EPOCH).assign(check_int("epoch", epoch, at_least=0))
+        _remembered(train, _EPOCH).assign(epoch)
 
 
 def counts_epochs(data: object) -> bool:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual.definitions.arguments import check_int, check_number
 from tfresidual.networks.inverse_problem import SLOPES, checked_slopes
 
 if TYPE_CHECKING:
@@ -41,9 +40,6 @@ def inverse_problem(
         "Iterative convergent computation is not a useful inductive bias for ResNets", section 3.
         The paper does not state the distribution of z.
     """
-    count = check_int("count", count, at_least=1)
-    seed = check_int("seed", seed, at_least=0, at_most=None)
     slopes = checked_slopes(slopes)
-    limit = check_number("limit", limit, over=0)
     z = np.random.default_rng(seed).uniform(-limit, limit, (count, 2)).astype(np.float32)
     return slopes.astype(np.float32) * z, z

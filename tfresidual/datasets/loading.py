@@ -20,7 +20,7 @@ from tfresidual.datasets.description import (
 )
 from tfresidual.datasets.epochs import remember
 from tfresidual.datasets.image_file import check_target, write
-from tfresidual.definitions.arguments import ArgumentError, check_bool, checked_path
+from tfresidual.definitions.arguments import ArgumentError, checked_path
 from tfresidual.definitions.data_sets import DATA_SETS
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder
@@ -137,7 +137,7 @@ def load(
         batch_size=batch_size, augment=augment, shuffle=shuffle, seed=seed, pixels=pixels
     )
     sizes = sizes_of(name, train_size, validation, test_size)
-    read = reader(name, digits, sizes, data_dir, check_bool("download", download))
+    read = reader(name, digits, sizes, data_dir, download)
     splits = ("train", "test") if validation is None else SPLITS
     return pipelines(read, name, digits=digits, splits=splits, **options)
 
@@ -182,7 +182,7 @@ def save(
     sizes = sizes_of(name, train_size, validation, test_size)
     if validation is None:
         raise ArgumentError("validation", "be a number of images, or a fraction", None)
-    read = reader(name, digits, sizes, data_dir, check_bool("download", download))
+    read = reader(name, digits, sizes, data_dir, download)
     write(path, name, digits, {split: read(split) for split in SPLITS})
 
 

@@ -1,4 +1,8 @@
-"""Checks of arguments, with the same wording of errors in the whole package."""
+"""Checks of arguments, with the same wording of errors in the whole package.
+
+A check stands where a wrong argument would give a wrong number or lose a file. Where Python, Keras,
+NumPy or pandas raise an error, theirs is enough.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,16 @@ import math
 import os
 import pathlib
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-# The largest count allowed, so that sums and products of a few counts fit into 64 bits.
-LARGEST_COUNT = 10**9
-_NOTHING = object()
-
-
 # What was received is shown whole up to so many characters.
 LONGEST = 1000
+_NOTHING = object()
 
 
 class ArgumentError(ValueError):
@@ -80,38 +80,10 @@ def _shortened(text):
     return f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
 
 
-@overload
 def check_int(
-    name: str,
-    value: Any,
-    at_least: int,
-    at_most: int | None = LARGEST_COUNT,
-    or_none: Literal[False] = False,
-) -> int: ...
-
-
-@overload
-def check_int(
-    name: str,
-    value: Any,
-    at_least: int,
-    at_most: int | None = LARGEST_COUNT,
-    *,
-    or_none: Literal[True],
-) -> int | None: ...
-
-
-def check_int(
-    name: str, value: Any, at_least: int, at_most: int | None = LARGEST_COUNT, or_none: bool = False
-) -> int | None:
-    """Returns an argument as a Python int.
-
-    Args:
-        name: str, the name of the argument, as the user knows it.
-        value: the value of the argument; NumPy ints are accepted, booleans and floats are not.
-        at_least: int, the smallest value allowed.
-        at_most: int, the largest value allowed, or `None` for no bound.
-        or_none: whether the argument may be `None`.
+    name: str, value: Any, at_least: int, at_most: int | None = None, or_none: bool = False
+) -> Any:
+    """Returns an argument as a Python int, or `None` with `or_none`; booleans are no ints.
 
     Raises:
         ValueError: if the value is not an int, or out of bounds.
@@ -119,61 +91,22 @@ def check_int(
     if or_none and value is None:
         return None
     if not is_int(value) or value < at_least or (at_most is not None and value > at_most):
-        is_usual = at_most is None or (
-            at_most == LARGEST_COUNT and not (is_int(value) and value > LARGEST_COUNT)
-        )
-        bounds = f"{at_least} or more" if is_usual else f"from {at_least} to {at_most}"
-        bounds += ", or None" if or_none else ""
-        raise ArgumentError(name, f"be an int, {bounds}", value)
+        bounds = f"{at_least} or more" if at_most is None else f"from {at_least} to {at_most}"
+        raise ArgumentError(name, f"be an int, {bounds}{', or None' if or_none else ''}", value)
     return int(value)
 
 
 def check_ints(name: str, values: Any, at_least: int) -> tuple[int, ...]:
     """Returns an argument that holds at least one int as a tuple of Python ints.
 
-    Args:
-        name: str, the name of the argument, as the user knows it.
-        values: the value of the argument; NumPy ints and arrays of ints are accepted.
-        at_least: int, the smallest value allowed.
-
     Raises:
         ValueError: if it holds no ints, anything but ints, or an int that is out of bounds.
     """
     is_listed = np.iterable(values) and not isinstance(values, (str, bytes, dict))
     checked = tuple(values) if is_listed else ()
-    if not checked or not all(
-        is_int(value) and at_least <= value <= LARGEST_COUNT for value in checked
-    ):
-        received = checked if is_listed else values
-        is_huge = any(is_int(value) and value > LARGEST_COUNT for value in checked)
-        bounds = f"from {at_least} to {LARGEST_COUNT}" if is_huge else f"{at_least} or more"
-        raise ArgumentError(name, f"hold ints, {bounds}", received)
+    if not checked or not all(is_int(value) and value >= at_least for value in checked):
+        raise ArgumentError(name, f"hold ints, {at_least} or more", values)
     return tuple(map(int, checked))
-
-
-@overload
-def check_number(
-    name: str,
-    value: Any,
-    over: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-    or_none: Literal[False] = False,
-) -> float: ...
-
-
-@overload
-def check_number(
-    name: str,
-    value: Any,
-    over: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-    *,
-    or_none: Literal[True],
-) -> float | None: ...
 
 
 def check_number(
@@ -184,17 +117,8 @@ def check_number(
     below: float | None = None,
     at_most: float | None = None,
     or_none: bool = False,
-) -> float | None:
-    """Returns an argument as a Python float.
-
-    Args:
-        name: str, the name of the argument, as the user knows it.
-        value: the value of the argument; NumPy numbers are accepted, booleans are not.
-        over: float, a bound that the value must exceed, or `None`.
-        at_least: float, the smallest value allowed, or `None`.
-        below: float, a bound that the value must be less than, or `None`.
-        at_most: float, the largest value allowed, or `None`.
-        or_none: whether the argument may be `None`.
+) -> Any:
+    """Returns an argument as a Python float, or `None` with `or_none`; booleans are no numbers.
 
     Raises:
         ValueError: if the value is not a finite number, or out of bounds.
@@ -213,17 +137,13 @@ def check_number(
     if not fits:
         bounds = {"over": over, "of at least": at_least, "under": below, "at most": at_most}
         words = [f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None]
-        what = " ".join(["a finite number", " and ".join(words)]).strip()
-        what += ", or None" if or_none else ""
+        what = f"a finite number {' and '.join(words)}".rstrip() + (", or None" if or_none else "")
         raise ArgumentError(name, f"be {what}", value)
     return number
 
 
 def check_bool(name: str, value: Any) -> bool:
-    """Returns an argument as a Python bool; raises a `ValueError` unless it is a bool.
-
-    NumPy bools are accepted.
-    """
+    """Returns an argument as a Python bool; raises a `ValueError` unless it is a bool."""
     if not isinstance(value, (bool, np.bool_)):
         raise ArgumentError(name, "be a bool", value)
     return bool(value)
@@ -241,14 +161,9 @@ def is_int(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a finite real number that fits a float, and not a boolean."""
-    if not isinstance(value, Real) or isinstance(value, (bool, np.bool_)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        # An int with more than 308 digits.
-        return False
+    """Returns whether a value is a finite real number, and not a boolean."""
+    is_real = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
+    return is_real and math.isfinite(value)
 
 
 def checked_path(name: str, value: str | os.PathLike[str]) -> pathlib.Path:

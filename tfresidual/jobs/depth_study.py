@@ -116,7 +116,6 @@ def run(
     """
     check_environment()
     settings, search = settings or Settings(), search or SearchSettings()
-    check_int("workers", workers, at_least=1)
     check_fits(
         workers * WORKER_BYTES,
         "Argument `workers` must fit into the memory of this machine: this many processes",
@@ -397,7 +396,6 @@ def _summary(settings, outcome, trace, error, seconds):
 
 def _check_search(settings, search):
     """Raises a `ValueError` unless the search can be made with these settings."""
-    check_int("executions", search.executions, at_least=1)
     for name in ("start", "min_blocks", "max_blocks"):
         depths = getattr(search, name)
         if isinstance(depths, tuple) and len(depths) != stages_of(settings):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual import datasets, sources
-from tfresidual.definitions.arguments import ArgumentError, check_choice, check_int, checked_path
+from tfresidual.definitions.arguments import ArgumentError, check_choice, checked_path
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.frames import (
     count_images,
@@ -131,8 +131,6 @@ def _checked(target, names, folder, splits, images, changes, options, pixels):
             )
     if not splits or any(split not in SPLITS for split in splits):
         raise ArgumentError("splits", "hold 'train', 'test' or both", splits)
-    if images is not None:
-        check_int("images", images, at_least=1)
     if pixels is not None:
         check_choice("pixels", pixels, datasets.PIXELS)
     options = options or ProbeOptions()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.definitions.arguments import ArgumentError, check_int, check_number
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.layers.batch_normalization import BatchNormalization
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class LayerScale(keras.layers.Layer):
 
     def __init__(self, initial: float = 1e-4, axis: int | None = -1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.initial: float = check_number("initial", initial)
-        self.axis: int | None = check_int("axis", axis, at_least=-16, at_most=16, or_none=True)
+        self.initial: float = initial
+        self.axis: int | None = axis
         self.supports_masking = True
 
     def build(self, input_shape: Shape) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 from keras import ops
 
-from tfresidual.definitions.arguments import check_int, check_ints
 from tfresidual.layers.subsampling import kept_pixels
 
 if TYPE_CHECKING:
@@ -37,11 +35,6 @@ class PointwiseConvolution(keras.layers.Conv2D):
     """
 
     def __init__(self, filters: int, strides: int | Iterable[int] = 1, **kwargs: Any) -> None:
-        filters = check_int("filters", filters, at_least=1)
-        if np.iterable(strides):
-            strides = check_ints("strides", strides, at_least=1)
-        else:
-            strides = check_int("strides", strides, at_least=1)
         super().__init__(filters, 1, strides=strides, **kwargs)
 
     def convolution_op(self, inputs: Tensor, kernel: Tensor) -> Tensor:

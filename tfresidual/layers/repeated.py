@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfresidual.definitions.arguments import ArgumentError, check_int
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.layers.applications import Counts, counts_in_use
 from tfresidual.machine.tracing import gives_shapes_alone
 
@@ -71,8 +71,8 @@ class Repeated(keras.layers.Layer):
                 said=f"block={block!r} of type {type(block).__name__}",
             )
         self.block: keras.layers.Layer = block
-        self.times: int = check_int("times", times, at_least=1)
-        self.first: int = check_int("first", first, at_least=0)
+        self.times: int = times
+        self.first: int = first
         self.supports_masking = block.supports_masking
 
     def build(self, input_shape: Shape) -> None:

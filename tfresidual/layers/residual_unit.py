@@ -10,9 +10,7 @@ from keras import ops
 
 from tfresidual.definitions.arguments import (
     ArgumentError,
-    check_bool,
     check_choice,
-    check_int,
     check_number,
 )
 from tfresidual.layers.batch_normalization import PARTS, BatchNormalization
@@ -157,9 +155,9 @@ class ResidualUnit(keras.layers.Layer):
         check_choice("batch_norm", batch_norm, BATCH_NORMS)
         if normalization is not None:
             check_choice("normalization", normalization, NORMALIZATIONS)
-        self.filters: int = check_int("filters", filters, at_least=1)
+        self.filters: int = filters
         self.layout: Layout = layout
-        self.bottleneck: bool = check_bool("bottleneck", bottleneck)
+        self.bottleneck: bool = bool(bottleneck)
         if bottleneck and filters % BOTTLENECK_REDUCTION:
             raise ArgumentError(
                 "filters",
@@ -167,7 +165,7 @@ class ResidualUnit(keras.layers.Layer):
                 "quarter of them",
                 filters,
             )
-        self.strides: int = check_int("strides", strides, at_least=1)
+        self.strides: int = strides
         self.resize: Resize = resize
         self.gamma_initializer: keras.initializers.Initializer = keras.initializers.get(
             gamma_initializer
@@ -181,7 +179,7 @@ class ResidualUnit(keras.layers.Layer):
         self.stochastic_depth: float = check_number(
             "stochastic_depth", stochastic_depth, at_least=0, below=1
         )
-        self.blocks: int = check_int("blocks", blocks, at_least=1)
+        self.blocks: int = blocks
         # Hidden in a function, since Keras would track a unit in an attribute as a sublayer.
         self._shares = lambda: shares
         if shares is None:

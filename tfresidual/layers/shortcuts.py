@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_number
 from tfresidual.machine.backends import BACKEND
 
 if BACKEND == "tensorflow":
@@ -78,8 +78,8 @@ class ScaledShortcut(Shortcut):
 
     def __init__(self, scale: float = 0.5, branch_scale: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.scale: float = check_number("scale", scale)
-        self.branch_scale: float = check_number("branch_scale", branch_scale)
+        self.scale: float = scale
+        self.branch_scale: float = branch_scale
 
     def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         return sum_of(self.scale * state, self.branch_scale * branch)
@@ -95,7 +95,7 @@ class _GatedShortcut(Shortcut):
         self, bias: float = -6.0, data_format: DataFormat | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.bias: float = check_number("bias", bias)
+        self.bias: float = bias
         self.data_format: DataFormat = data_format or keras.config.image_data_format()
 
     def build(self, state_shape: Shape, branch_shape: Shape | None = None) -> None:
@@ -196,8 +196,8 @@ class DropoutShortcut(Shortcut):
     ) -> None:
         super().__init__(**kwargs)
         self.rate: float = check_number("rate", rate, at_least=0, below=1)
-        self.seed: int | None = check_int("seed", seed, at_least=0, at_most=None, or_none=True)
-        self.rescale: bool = check_bool("rescale", rescale)
+        self.seed: int | None = seed
+        self.rescale: bool = bool(rescale)
         self.dropout = keras.layers.Dropout(self.rate, seed=self.seed, dtype=self.dtype_policy)
 
     def build(self, state_shape: Shape, branch_shape: Shape | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.definitions.arguments import check_int, check_number
+from tfresidual.definitions.arguments import check_number
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import Shape, Tensor
@@ -41,7 +41,7 @@ class StochasticDepth(keras.layers.Layer):
     def __init__(self, rate: float, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.rate: float = check_number("rate", rate, at_least=0, below=1)
-        self.seed: int | None = check_int("seed", seed, at_least=0, at_most=None, or_none=True)
+        self.seed: int | None = seed
         self.seed_generator = keras.random.SeedGenerator(self.seed)
         self.supports_masking = True
         self.built = True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.definitions.arguments import ArgumentError, check_int
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.backends import BACKEND
 
 if BACKEND == "tensorflow":
@@ -62,8 +62,8 @@ class Subsampling(keras.layers.Layer):
         self, filters: int, strides: int = 2, data_format: DataFormat | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.filters: int = check_int("filters", filters, at_least=1)
-        self.strides: int = check_int("strides", strides, at_least=1)
+        self.filters: int = filters
+        self.strides: int = strides
         self.data_format: DataFormat = data_format or keras.config.image_data_format()
 
     def build(self, input_shape: Shape) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.definitions.arguments import ArgumentError, check_int, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_int
 from tfresidual.layers.applications import note_told, number_of_call, unknown_application
 from tfresidual.layers.batch_normalization import LEARNED, BatchNormalization, check_parts
 from tfresidual.machine.backends import known_int
@@ -83,11 +83,9 @@ class UnsharedBatchNormalization(keras.layers.BatchNormalization):
         **kwargs: Any,
     ) -> None:
         if isinstance(gamma_initializer, Real):
-            gamma_initializer = keras.initializers.Constant(
-                check_number("gamma_initializer", gamma_initializer)
-            )
+            gamma_initializer = keras.initializers.Constant(gamma_initializer)
         super().__init__(gamma_initializer=gamma_initializer, **kwargs)
-        self.applications: int = check_int("applications", applications, at_least=1)
+        self.applications: int = applications
         self.share: tuple[str, ...] = check_parts("share", share)
         config = super().get_config()
         config.pop("activity_regularizer", None)
@@ -107,8 +105,7 @@ class UnsharedBatchNormalization(keras.layers.BatchNormalization):
 
     def normalization(self, application: int) -> BatchNormalization:
         """Returns the batch normalization of an application, counted from 0."""
-        place = check_int("application", application, at_least=0)
-        return self.normalizations[min(place, self.applications - 1)]
+        return self.normalizations[min(application, self.applications - 1)]
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

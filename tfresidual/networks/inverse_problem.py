@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfresidual.definitions.arguments import ArgumentError, check_bool, check_choice, check_int
+from tfresidual.definitions.arguments import ArgumentError, check_choice
 from tfresidual.machine.first_step import TracedOnce
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ def error_correction(
             said=f"an array of shape {x.shape} and dtype {x.dtype}",
         )
     slopes, rates = checked_slopes(slopes), _checked_rates(rates)
-    steps = check_int("steps", steps, at_least=0)
     slopes, signed_rates = slopes.astype(x.dtype), (np.sign(slopes) * rates).astype(x.dtype)
     estimates = [x]
     for _ in range(steps):
@@ -105,8 +104,8 @@ class DenseBlock(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.hidden: int = check_int("hidden", hidden, at_least=1)
-        self.shortcut: bool = check_bool("shortcut", shortcut)
+        self.hidden: int = hidden
+        self.shortcut: bool = bool(shortcut)
         self.branch_initializer: keras.initializers.Initializer = keras.initializers.get(
             branch_initializer or ("zeros" if self.shortcut else "he_normal")
         )
@@ -185,9 +184,6 @@ class InverseProblemNetwork(TracedOnce, keras.Model):
         name: str | None = None,
     ) -> None:
         check_choice("kind", kind, KINDS)
-        blocks = check_int("blocks", blocks, at_least=1)
-        width = check_int("width", width, at_least=1)
-        hidden = check_int("hidden", hidden, at_least=1)
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
         if branch_initializer is not None:
             branch_initializer = keras.initializers.get(branch_initializer)
@@ -292,7 +288,6 @@ def error_correcting_network(
         section 3.1 and fig. 1a.
     """
     slopes, rates = checked_slopes(slopes), _checked_rates(rates)
-    steps = check_int("steps", steps, at_least=1)
     network = InverseProblemNetwork(
         "recurrent", blocks=steps, width=4, hidden=4, dtype=dtype, name="error_correction"
     )

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, TypedDict
 
 from tfresidual.definitions.arguments import (
     ArgumentError,
-    check_bool,
-    check_int,
     check_ints,
     is_int,
 )
@@ -119,7 +117,6 @@ def resnet(
         options: dict[str, Any] = {"transition": "downsampling_block", "widths": (16, 32, 64)}
         options |= {"name": "resnet101"} | kwargs
         return ResidualNetwork(input_shape, classes, blocks=16, **options)
-    bottleneck = check_bool("bottleneck", bottleneck)
     kwargs.setdefault("widths", (64, 128, 256) if bottleneck else (16, 32, 64))
     kwargs["widths"] = widths = check_ints("widths", kwargs["widths"], at_least=1)
     stages = len(widths)
@@ -189,7 +186,6 @@ def single_representation(
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 2.
     """
     kwargs.setdefault("name", "single_representation")
-    width = check_int("width", width, at_least=1)
     return ResidualNetwork(input_shape, classes, blocks=10, widths=(width,), pooling=8, **kwargs)
 
 
@@ -214,7 +210,6 @@ def average_pooling_resnet(
     """
     kwargs.setdefault("name", "average_pooling_resnet")
     kwargs.setdefault("transition", "average_pooling")
-    width = check_int("width", width, at_least=1)
     return ResidualNetwork(
         input_shape, classes, blocks=10, widths=(width, width, width), pooling=8, **kwargs
     )
@@ -240,7 +235,6 @@ def wide_resnet(
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 4.
     """
     kwargs.setdefault("name", "wide_resnet")
-    width = check_int("width", width, at_least=1)
     return ResidualNetwork(
         input_shape,
         classes,
@@ -276,7 +270,6 @@ def resnet101(
         section 3 and appendix A.
     """
     kwargs.setdefault("name", "resnet101")
-    width, stages = check_int("width", width, at_least=1), check_int("stages", stages, at_least=1)
     return ResidualNetwork(
         input_shape,
         classes,

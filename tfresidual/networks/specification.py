@@ -10,7 +10,6 @@ import numpy as np
 
 from tfresidual.definitions.arguments import (
     ArgumentError,
-    check_bool,
     check_choice,
     check_int,
     check_ints,
@@ -165,10 +164,8 @@ class Specification:
             return entering * inner + 9 * inner**2 + inner * width
 
         channels = self.input_shape[-1 if self.data_format == "channels_last" else 0]
-        if not channels:
-            raise ArgumentError("input_shape", "have 1 channel or more", self.input_shape)
         entering = self.stem_width
-        weights = 9 * channels * entering
+        weights = 9 * (channels or 0) * entering
         for depth, width in zip(self.blocks, self.widths, strict=True):
             # The input of the first block has the channels of the previous stage.
             own = depth if self.share_from is None else min(depth, self.share_from + 1)
@@ -219,24 +216,18 @@ def _checked(given):
             check_choice(name, given[name], choices)
     if pooling != "global" and (not is_int(pooling) or pooling < 1):
         raise ArgumentError("pooling", 'be "global" or an int, 1 or more', pooling)
-    shape = given["input_shape"]
-    shape = tuple(shape) if isinstance(shape, (list, tuple)) else ()
-    if len(shape) != 3 or not all(size is None or is_int(size) for size in shape):
-        raise ArgumentError(
-            "input_shape", "be the height, width and channels of one image", given["input_shape"]
-        )
     dropped = check_number("stochastic_depth", given["stochastic_depth"], at_least=0, below=1)
     return {
         "widths": widths,
         "blocks": blocks,
         "pooling": pooling if pooling == "global" else int(pooling),
-        "input_shape": tuple(size if size is None else int(size) for size in shape),
-        "classes": check_int("classes", given["classes"], at_least=1),
-        "stem_width": check_int("stem_width", given["stem_width"], at_least=1, or_none=True),
+        "input_shape": tuple(given["input_shape"]),
+        "classes": given["classes"],
+        "stem_width": given["stem_width"],
         "share_from": check_int("share_from", given["share_from"], at_least=0, or_none=True),
         "lipschitz": check_number("lipschitz", given["lipschitz"], over=0, or_none=True),
         "stochastic_depth": dropped,
-        **{name: check_bool(name, given[name]) for name in BOOLS},
+        **{name: bool(given[name]) for name in BOOLS},
         "data_format": given["data_format"] or keras.config.image_data_format(),
         "dtype": keras.dtype_policies.get(given["dtype"] or keras.config.dtype_policy()),
     }

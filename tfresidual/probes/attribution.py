@@ -176,13 +176,7 @@ def attribution(
         differences of logits.
     """
     target = checked_target(target, TARGETS)
-    chain = scored_chain(
-        chain,
-        freeze_normalization=freeze_normalization,
-        per_image=per_image,
-        per_position=per_position,
-        progress=progress,
-    )
+    chain = scored_chain(chain)
     # The kind of outputs is part of the name, since a copy of a chain that declares another kind
     # shares what is compiled.
     name = f"attribution of {target} in {chain.outputs}{' per position' if per_position else ''}"

@@ -10,7 +10,6 @@ import pandas as pd
 from tfresidual import sources
 from tfresidual.definitions.arguments import (
     ArgumentError,
-    check_bool,
     check_choice,
     check_int,
     check_number,
@@ -202,7 +201,6 @@ def borderline(
     chain = sources.chain(chain)
     check_arguments(blocks, times, probability, groups)
     check_scale(scale)
-    per_image = check_bool("per_image", per_image)
     curves = _curves(chain, blocks, times, scale)
     check_next_block(chain, groups)
     routes = [route for curve in curves.values() for _, route in curve]

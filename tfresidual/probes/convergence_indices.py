@@ -11,7 +11,6 @@ import pandas as pd
 from tfresidual import sources
 from tfresidual.definitions.arguments import (
     ArgumentError,
-    check_bool,
     check_choice,
     check_number,
     is_number,
@@ -326,7 +325,6 @@ def convergence_frames(
     check_times(times)
     check_chance(chance)
     check_choice("reading", reading, READINGS)
-    check_bool("progress", progress)
     tables = {
         "readout": readout_rows(chain),
         "drop_blocks": drop_rows(chain),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfresidual import sources
-from tfresidual.definitions.arguments import check_bool, check_choice, check_int
+from tfresidual.definitions.arguments import check_choice
 from tfresidual.definitions.declarations import (
     LINES,
     ROUTES,
@@ -138,7 +138,7 @@ def drop_blocks(
         inductive bias for ResNets", fig. 2a; Veit et al. 2016; Wang et al. 2022,
         https://arxiv.org/abs/2211.00593; Chan et al. 2022, "Causal scrubbing".
     """
-    check_fill(fill, keep_norm, seed)
+    check_choice("fill", fill, FILLS)
     chain = sources.chain(chain)
     if fill == ZERO and not keep_norm:
         return frame_of_rows(chain, data, rows_of(chain), memory_limit, progress)
@@ -149,13 +149,6 @@ def drop_blocks(
         rows = rows_of(other, route_with_fill)
         frames[split] = frame_of_rows(other, {None: part}, rows, memory_limit, progress)
     return joined_splits(frames)
-
-
-def check_fill(fill, keep_norm, seed):
-    """Raises a `ValueError` unless blocks can be filled by these arguments of `drop_blocks`."""
-    check_choice("fill", fill, FILLS)
-    check_bool("keep_norm", keep_norm)
-    check_int("seed", seed, at_least=0, at_most=None)
 
 
 def rows_of(chain, route_of=lambda chain, block: drop(chain, (block.stage, block.index))):

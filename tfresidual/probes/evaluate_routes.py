@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.definitions.arguments import check_bool
 from tfresidual.probes.measure import joined_splits, repeated, weighted_mean
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import splits_of
@@ -74,7 +73,6 @@ def evaluate_routes(
         row per route and image, with `image` (from 0; and `position`, for outputs per position)
         after `route` and `margin` after `agreement`.
     """
-    check_bool("per_image", per_image)
     chain = sources.chain(chain)
     routes = checked_routes(chain, routes)
     frames = {}

@@ -212,7 +212,7 @@ def first_order(
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 3, eq. 2 to 4.
     """
     check_memory_limit(memory_limit)
-    chain = scored_chain(chain, per_image=per_image, progress=progress)
+    chain = scored_chain(chain)
     frames = {}
     for split, part in splits_of(data).items():
         values, weights = _values_of(chain, part, memory_limit, progress)

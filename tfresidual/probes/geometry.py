@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras import backend, ops
 
 from tfresidual import sources
-from tfresidual.definitions.arguments import ArgumentError, check_int, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_int
 from tfresidual.definitions.declarations import BOUNDS, Column, Drawing, Figure, Line, Panel, Probe
 from tfresidual.definitions.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
@@ -192,9 +192,7 @@ def metric_eigenvalues(
         Knyazev 2001, https://doi.org/10.1137/S1064827500366124 (LOBPCG).
     """
     chain = _checked_chain(chain, stage, block)
-    count = check_int("count", count, at_least=1)
-    most_iterations = check_int("most_iterations", most_iterations, at_least=1)
-    settings = (count, check_number("tolerance", tolerance, over=0), most_iterations)
+    settings = (count, tolerance, most_iterations)
     function = functools.partial(_eigenvalues, chain, stage, block, *settings)
     name = f"metric eigenvalues at stage {stage} block {block} {settings}"
     frames = {}
@@ -335,7 +333,6 @@ def line_between(
             "be a network with one input",
             said=f"{chain.name} with inputs of shape {chain.input_shape}",
         )
-    check_int("points", points, at_least=1)
     pairs = np.asarray(first_images), np.asarray(second_images)
     expected = 1 + len(chain.input_shape)
     if pairs[0].shape != pairs[1].shape or pairs[0].ndim != expected or not len(pairs[0]):

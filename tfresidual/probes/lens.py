@@ -185,7 +185,7 @@ def lens(
         4.2 and fig. 5, for the last stage of a network for images.
     """
     check_choice("normalize", normalize, (OWN, FINAL))
-    chain = scored_chain(chain, per_image=per_image, per_position=per_position, progress=progress)
+    chain = scored_chain(chain)
     # The kind of outputs is part of the name, since a copy of a chain that declares another kind
     # shares what is compiled.
     name = f"lens of {chain.outputs}{' per position' if per_position else ''}"

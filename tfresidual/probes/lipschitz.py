@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.definitions.arguments import check_bool
 from tfresidual.definitions.declarations import (
     BOUNDS,
     Column,
@@ -155,7 +154,6 @@ def lipschitz(chain: Chain | ChainSource, *, progress: bool = False) -> Frame:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
         4.2 and appendix E.1. The paper prints the divisor's quotient upside down.
     """
-    check_bool("progress", progress)
     chain = sources.chain(chain)
     blocks = bounded_blocks(chain)
     if chain.prepare is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from tfresidual.definitions.arguments import ArgumentError, check_bool
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.labels import check_prepared
@@ -74,9 +74,6 @@ def measure(
     Raises:
         ValueError: if an argument cannot be used, or a value is not one number per image and block.
     """
-    check_bool("per_image", per_image)
-    check_bool("per_position", per_position)
-    check_bool("progress", progress)
     check_blocks(chain)
     check, key = None, _key(function, chain)
     if with_labels and takes_any_labels(chain):

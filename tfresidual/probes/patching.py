@@ -237,7 +237,7 @@ def patching(
         )
     if positions is not None and not (isinstance(positions, str) and positions == EACH):
         positions = _checked_positions(positions)
-    chain = scored_chain(chain, per_image=per_image, progress=progress)
+    chain = scored_chain(chain)
     if chain.prepare is not None:
         chain.prepare()
     if isinstance(source, Mapping) and not isinstance(data, Mapping):

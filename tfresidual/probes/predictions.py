@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import backend
 
 from tfresidual import sources
-from tfresidual.definitions.arguments import ArgumentError, check_bool, is_int
+from tfresidual.definitions.arguments import ArgumentError, is_int
 from tfresidual.probes.measure import check_blocks, repeated, weighted_mean
 from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.labels import check_prepared
@@ -31,10 +31,8 @@ FIRST = -1
 COUNTED = "counted"
 
 
-def scored_chain(source, **options):
-    """Returns the chain of a probe that reads predictions, whose options here are bools."""
-    for name, value in options.items():
-        check_bool(name, value)
+def scored_chain(source):
+    """Returns the chain of a probe that reads predictions."""
     chain = sources.chain(source)
     check_scored(chain)
     check_blocks(chain)

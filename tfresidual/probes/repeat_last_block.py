@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual import sources
-from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int, check_ints
+from tfresidual.definitions.arguments import ArgumentError, check_int, check_ints
 from tfresidual.definitions.declarations import (
     ROUTES,
     UNROLLED,
@@ -192,8 +192,6 @@ def repeat_last_block(
         Jastrzebski et al. 2018, section 4.4 and fig. 20; "Iterative convergent computation is not
         a useful inductive bias for ResNets", section 3.3 and fig. 2a, 6b, c.
     """
-    check_bool("block_metrics", block_metrics)
-    check_bool("progress", progress)
     chain = sources.chain(chain)
     if stages is not None:
         stages = check_ints("stages", stages, at_least=1)

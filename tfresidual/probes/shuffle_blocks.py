@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfresidual import sources
-from tfresidual.definitions.arguments import ArgumentError, check_int, check_ints
+from tfresidual.definitions.arguments import ArgumentError, check_ints
 from tfresidual.definitions.declarations import (
     ROUTES,
     Drawing,
@@ -117,8 +117,6 @@ def shuffle_blocks(
         Veit et al. 2016, https://arxiv.org/abs/1605.06431, on reordering.
     """
     chain = sources.chain(chain)
-    draws = check_int("draws", draws, at_least=1)
-    seed = check_int("seed", seed, at_least=0, at_most=None)
     swaps = check_ints("swaps", swaps, at_least=1)
     rng = np.random.default_rng(seed)
     rows = []

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.definitions.arguments import ArgumentError, check_bool
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.warning import warn
 from tfresidual.machine.console import progress_bar
 from tfresidual.machine.passes import is_from_python, without_tuning
@@ -302,7 +302,6 @@ def run_over(
     Raises:
         ValueError: if the data holds no batch, or images that the chain does not accept.
     """
-    check_bool("progress", progress)
     if chain.prepare is not None:
         chain.prepare()
     batches, count = batches_of(data, chain, with_labels)

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.definitions.arguments import ArgumentError, check_bool, is_number
+from tfresidual.definitions.arguments import ArgumentError, is_number
 from tfresidual.definitions.metrics import change_of, norm, plain_norms_and_cosines
 from tfresidual.definitions.settings import MEMORY_LIMIT
 from tfresidual.machine.compiled import concrete
@@ -147,9 +147,6 @@ def evaluate(
     chain = known_chain(chain)
     check_scored(chain)
     check_memory_limit(memory_limit)
-    check_bool("with_outputs", with_outputs)
-    check_bool("with_losses", with_losses)
-    check_bool("progress", progress)
     if chain.prepare is not None:
         chain.prepare()
     routes = checked_routes(chain, routes)

@@ -218,9 +218,7 @@ def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -
     """
     chain = known_chain(chain)
     blocks = _stage(chain, stage).blocks
-    check_int("seed", seed, at_least=0, at_most=None)
-    if swaps is not None:
-        check_int("swaps", swaps, at_least=1)
+    check_int("swaps", swaps, at_least=1, or_none=True)
     runs = movable_runs(chain.stages[stage - 1])
     if not runs:
         raise ArgumentError(

@@ -75,7 +75,6 @@ def export(
             hold, has an input whose name cannot be that of an argument, or differs by more than
             rounding from the functions to be written, or if another argument cannot be used.
     """
-    check_bool("probing", probing)
     check_bool("overwrite", overwrite)
     path = checked_path("path", path)
     check_can_open("path", path)

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfresidual.definitions.arguments import (
     ArgumentError,
-    check_bool,
     check_choice,
     check_int,
     check_ints,
@@ -124,11 +123,8 @@ def plan(
         https://arxiv.org/abs/2403.03853; Gromov et al. 2024, https://arxiv.org/abs/2403.17887.
     """
     check_choice("by", by, tuple(CRITERIA))
-    check_bool("exact", exact)
     check_memory_limit(memory_limit)
-    check_bool("progress", progress)
     batch_sizes = tuple(batch_sizes) if np.iterable(batch_sizes) else batch_sizes
-    batch_sizes = check_ints("batch_sizes", batch_sizes, 1) if batch_sizes != () else ()
     goal = Goal(blocks, speed, most_error, max(batch_sizes, default=0))
     if exact and (by != "loss" or blocks is None):
         raise ArgumentError(

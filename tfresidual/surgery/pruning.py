@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_number
 from tfresidual.definitions.chance import STANDARD_ERRORS
 from tfresidual.definitions.warning import warn
 from tfresidual.routing import evaluate, routes
@@ -109,8 +109,6 @@ def prune(
     Reference:
         Hinton et al. 2015, https://arxiv.org/abs/1503.02531, on distillation.
     """
-    check_bool("statistics", statistics)
-    epochs = check_int("epochs", epochs, at_least=0)
     check_number("distil", distil, at_least=0, at_most=1)
     chain = chain_of(model)
     optimizer = _checked_training(model, epochs, optimizer, distil, callbacks)

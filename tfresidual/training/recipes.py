@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from tfresidual.definitions import data_sets
-from tfresidual.definitions.arguments import check_choice, check_int, check_number
+from tfresidual.definitions.arguments import check_choice, check_number
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -52,8 +52,10 @@ class Recipe(data_sets.Recipe):
         Args:
             learning_rate: the highest learning rate, from 1e-9 to 1e9.
         """
-        highest = check_number("learning_rate", learning_rate, at_least=1e-9, at_most=1e9)
-        rates = tuple((epoch, highest * (rate / self.learning_rate)) for epoch, rate in self.rates)
+        learning_rate = check_number("learning_rate", learning_rate, over=0)
+        rates = tuple(
+            (epoch, learning_rate * (rate / self.learning_rate)) for epoch, rate in self.rates
+        )
         return dataclasses.replace(self, rates=rates)
 
     def schedule(
@@ -65,8 +67,7 @@ class Recipe(data_sets.Recipe):
             epochs: number of epochs of the training run.
             steps_per_epoch: number of optimizer steps per epoch.
         """
-        epochs = check_int("epochs", epochs, at_least=1)
-        steps = epochs * check_int("steps_per_epoch", steps_per_epoch, at_least=1)
+        steps = epochs * steps_per_epoch
         if self.linear:
             return LinearRates(
                 [epoch / self.epochs * steps for epoch, _ in self.rates],
@@ -176,10 +177,9 @@ def recipe(
     check_choice("name", name, RECIPES)
     found = RECIPES[name]
     if weight_decay is not None:
-        decay = check_number("weight_decay", weight_decay, at_least=0, at_most=1)
-        found = dataclasses.replace(found, weight_decay=decay)
+        found = dataclasses.replace(found, weight_decay=weight_decay)
     if l2 is not None:
-        found = dataclasses.replace(found, l2=check_number("l2", l2, at_least=0, at_most=1))
+        found = dataclasses.replace(found, l2=l2)
     return found if learning_rate is None else found.with_learning_rate(learning_rate)
 
 
@@ -194,6 +194,4 @@ def hauser_batch_size(blocks: int, data: Literal["cifar10", "mnist"] = "cifar10"
         blocks: number of blocks of each stage, 1 or more.
         data: `"cifar10"` or `"mnist"`.
     """
-    check_int("blocks", blocks, at_least=1)
-    check_choice("data", data, _HAUSER_BATCH_SIZES)
     return [size for first, size in _HAUSER_BATCH_SIZES[data] if first <= blocks][-1]

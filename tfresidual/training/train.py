@@ -10,7 +10,7 @@ import pandas as pd
 
 from tfresidual.datasets.arrays import ArrayDataset
 from tfresidual.datasets.epochs import counts_epochs, set_epoch
-from tfresidual.definitions.arguments import ArgumentError, check_bool, check_int, checked_path
+from tfresidual.definitions.arguments import ArgumentError, checked_path
 from tfresidual.machine.backends import set_random_state
 from tfresidual.machine.first_step import traced_once
 from tfresidual.machine.locks import locked
@@ -82,7 +82,6 @@ def compile_network(
     Returns:
         The name of the metric, a str.
     """
-    multi_label = check_bool("multi_label", multi_label)
     if coupling is None and kwargs:
         received = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
         raise ValueError(
@@ -136,8 +135,6 @@ def train(
             file in the folder is damaged.
         tfresidual.machine.locks.FolderInUseError: if another process is writing to the folder.
     """
-    epochs = check_int("epochs", epochs, at_least=1)
-    batch_size = check_int("batch_size", batch_size, at_least=1, or_none=True)
     if batch_size is not None and not (_are_arrays(data) or _are_arrays(validation)):
         raise ArgumentError(
             "batch_size",

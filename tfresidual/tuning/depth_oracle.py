@@ -15,7 +15,6 @@ import numpy as np
 
 from tfresidual.definitions.arguments import (
     ArgumentError,
-    check_bool,
     check_int,
     check_ints,
     is_int,
@@ -147,7 +146,7 @@ class DepthOracle(PlacedOracle):
         self.epsilon: float = float(str(epsilon))
         self.limits: list[tuple[int, int]] = _checked_limits(self.start, min_blocks, max_blocks)
         self.tolerance: int = check_int("tolerance", tolerance, at_least=0)
-        self.warm_start: bool = check_bool("warm_start", warm_start)
+        self.warm_start: bool = bool(warm_start)
         counts = {"max_retries_per_trial": 0, "max_consecutive_failed_trials": 1}
         for name, at_least in counts.items():
             if name in kwargs:
