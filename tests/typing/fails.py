@@ -30,7 +30,7 @@ routes.drop(chain, 1, 2)  # error
 routes.repeat_last_block("saved/net", 1, 4)  # error
 training.GradientCoupling("sgd", "strong")  # error
 tfr.export(net, 3)  # error
-tuning.supervise("python search.py", 2, None)  # error
+tuning.run_workers("python search.py", "2")  # error
 probes.drop_blocks(chain, test, memory_limit="1 GB")  # error
 
 # Unknown keywords
