@@ -1,6 +1,6 @@
 """Trainings that write their folder, are interrupted, killed and resumed.
 
-Kills at random moments are in jobs/test_killed_runs.py. Not covered: a machine that loses power.
+Not covered: a machine that loses its power.
 """
 
 import io
