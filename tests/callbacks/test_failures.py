@@ -116,20 +116,6 @@ def test_an_export_that_fails_later(net, tmp_path):
         assert len(probes.readout(tmp_path / f"epoch000{epoch}", random_batch(net, images=2)))
 
 
-@pytest.mark.compiled
-@pytest.mark.parametrize("rate", [1e6, pytest.param(1e12, marks=pytest.mark.nightly)])
-def test_a_training_that_diverges_goes_on(rate):
-    net = random_network(blocks=2, widths=(4,), layout="original")
-    net.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy")
-    data = random_batch(net, images=4)
-    kinds = (callbacks.BlockMetrics, callbacks.Readout, callbacks.DropBlocks)
-    with warnings.catch_warnings():
-        # A network of which nothing can be measured may be said once.
-        warnings.simplefilter("ignore", UserWarning)
-        history = fit(net, [kind(data) for kind in kinds], epochs=4)
-    assert len(history["loss"]) == 4 and len(history[KEY]) == 4
-
-
 # Data that can be read once
 
 

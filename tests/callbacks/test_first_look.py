@@ -10,13 +10,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
 from reference.random_network import random_batch, random_network
 from reference.unchanged import unchanged
 from refusals import refused
 
 from tfresidual import callbacks
-from tfresidual.callbacks.order import callbacks_before
 
 pytestmark = pytest.mark.eager
 
@@ -164,20 +162,6 @@ def test_images_of_weight_zero_need_no_label(net, make, kind):
         assert values == pytest.approx(expected, rel=1e-4)
 
 
-def test_weights_that_cannot_be_used_are_refused_when_training_begins(net):
-    for weights in ({"a": WEIGHTS}, [WEIGHTS, WEIGHTS], WEIGHTS[:3]):
-        is_refused(net, callbacks.BlockMetrics((IMAGES, LABELS, weights)), "one sample weight")
-    inputs = keras.Input((8, 8, 3))
-    state = layers.Conv2D(4, 3, padding="same")(inputs)
-    state = state + layers.Conv2D(4, 3, padding="same")(state)
-    pixels = keras.Model(inputs, layers.Conv2D(3, 1)(state))
-    pixels.compile("sgd", "mse")
-    for kind in (callbacks.BlockMetrics, callbacks.SignalPropagation):
-        probe = kind((IMAGES, IMAGES, np.ones((6, 8, 8))))
-        with unchanged(pixels), refused("data"):
-            pixels.fit(IMAGES, IMAGES, verbose=0, callbacks=[probe])
-
-
 def test_a_network_that_its_first_batch_builds():
     """It is known, and compared with the data, before the second batch."""
     images, labels = np.repeat(IMAGES, 2, axis=0), np.repeat(LABELS, 2)
@@ -194,27 +178,6 @@ def test_a_network_that_its_first_batch_builds():
             with refused("data"):
                 model.fit(images, labels, batch_size=4, verbose=0, callbacks=chosen)
             assert count.count == batches
-
-
-def test_how_much_is_read_of_the_data(net):
-    """One batch of each split, before the training; twice, since it comes from a function."""
-    read = []
-
-    def batches():
-        for start in range(0, 6, 2):
-            read.append(start)
-            yield IMAGES[start : start + 2], LABELS[start : start + 2]
-
-    spec = dataset(IMAGES, LABELS).element_spec
-    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    by_batch = []
-    see = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda b, logs: by_batch.append(read[:])
-    )
-    fit(net, callbacks.Readout(data), see, epochs=2)
-    # TensorFlow asks for the second batch while the first one is looked at.
-    assert all(batches.count(0) == 2 and 4 not in batches for batches in by_batch[:2])
-    assert read.count(0) == 4 and read.count(4) == 2
 
 
 def test_a_training_is_the_same_with_and_without_a_look():
@@ -259,16 +222,6 @@ def test_loggers_that_stand_before(net, tmp_path):
     assert warned(net, probe(data), callbacks.Readout(data), log) == []
 
 
-@pytest.mark.system
-@pytest.mark.compiled
-def test_a_tensorboard_that_stands_before(net, tmp_path):
-    pytest.importorskip("tensorboard")
-    board, probe = keras.callbacks.TensorBoard(tmp_path), callbacks.BlockMetrics((IMAGES, LABELS))
-    (only,) = warned(net, board, probe)
-    assert only.startswith("TensorBoard comes before BlockMetrics")
-    assert warned(net, probe, board) == []
-
-
 @pytest.mark.compiled
 def test_monitors_that_stand_before(net):
     probe = callbacks.BlockMetrics((IMAGES, LABELS))
@@ -278,36 +231,3 @@ def test_monitors_that_stand_before(net):
     assert "EarlyStopping comes before BlockMetrics" in texts[0] and repr(own) in texts[0]
     assert warned(net, probe, stop) == []
     assert warned(net, keras.callbacks.EarlyStopping(other), probe) == []
-
-
-def test_which_list_a_callback_is_in(net):
-    """Also if it is used again, or the list is the user's own, or there is none."""
-    seen = []
-
-    class Sees(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            seen.append([type(one).__name__ for one in callbacks_before(self)])
-
-    callback = Sees()
-    assert callbacks_before(callback) == []
-    fit(net, Batches(), callback)
-    fit(net, [Batches(), Batches()], callback)
-    kept = keras.callbacks.CallbackList([callback, Batches()], model=net, epochs=1, steps=1)
-    net.fit(*random_batch(net, images=8), verbose=0, callbacks=kept)
-    fit(net, callback)
-    assert seen == [["Batches"], ["Batches", "Batches"], [], []]
-
-
-@pytest.mark.system
-@pytest.mark.compiled
-def test_every_so_many_epochs_of_a_shorter_training(net):
-    data = (IMAGES, LABELS)
-    (text,) = warned(net, callbacks.Perturbation(data, every=3), epochs=2)
-    assert text == (
-        "Perturbation runs every 3 epochs, but the training has only 2: it will never run."
-    )
-    assert warned(net, callbacks.Perturbation(data, every=2), epochs=2) == []
-    # The first epochs were those of an earlier training.
-    (text,) = warned(net, callbacks.Perturbation(data, every=4), epochs=7, initial_epoch=4)
-    assert text.endswith("has only epochs 5 to 7: it will never run.")
-    assert warned(net, callbacks.Perturbation(data, every=4), epochs=4, initial_epoch=3) == []

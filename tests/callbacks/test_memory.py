@@ -5,12 +5,10 @@ import weakref
 
 import keras
 import numpy as np
-import psutil
 import pytest
 from keras import layers
 
-import tfresidual as tfr
-from tfresidual import callbacks, networks, probes
+from tfresidual import callbacks
 
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.normal(size=(8, 4)).astype("float32"), RNG.integers(0, 3, 8)
@@ -46,45 +44,3 @@ def test_a_trained_model_is_freed(make):
     keras.backend.clear_session()
     gc.collect()
     assert kept() is None
-
-
-def normalized():
-    return networks.ResidualNetwork((4, 4, 1), 3, blocks=1, widths=(2,))
-
-
-def growth(make, images, is_probed, count=4):
-    """MiB of memory that each of a series of trained models leaves behind."""
-
-    def one():
-        model = make()
-        model.compile("sgd", "sparse_categorical_crossentropy")
-        model.fit(images, LABELS, verbose=0)
-        if is_probed:
-            probes.block_metrics(tfr.chain(model), (images, LABELS))
-
-    for number in range(count + 1):
-        if number == 1:
-            before = psutil.Process().memory_info().rss
-        one()
-        keras.backend.clear_session()
-        gc.collect()
-    return (psutil.Process().memory_info().rss - before) / 2**20 / count
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("make", "images", "most"),
-    [
-        (lambda: functional("tanh"), IMAGES, 6),
-        # TensorFlow keeps every graph with a custom gradient, here the probe's beside Keras' own.
-        (lambda: functional("silu"), IMAGES, 8),
-        (normalized, RNG.normal(size=(8, 4, 4, 1)).astype("float32"), 8),
-    ],
-    ids=["tanh", "silu", "batch normalization"],
-)
-def test_what_a_probe_leaves_behind(make, images, most):
-    """Beside what Keras alone leaves; the memory of a process of many tests varies by a few MiB."""
-    alone = growth(make, images, is_probed=False)
-    probed = growth(make, images, is_probed=True)
-    print(f"{alone:.2f} MiB per model, probed {probed:.2f}")
-    assert probed - alone < most

@@ -5,12 +5,7 @@ tape, and with NumPy in double precision from there on. Not covered: GPUs.
 """
 
 import contextlib
-import copy
-import gc
 import math
-import pathlib
-import shutil
-import weakref
 
 import keras
 import numpy as np
@@ -25,7 +20,7 @@ from reference.random_network import (
     random_network,
     randomise,
 )
-from reference.small_networks import functional_network, small_network
+from reference.small_networks import functional_network
 from reference.unchanged import assert_same
 from refusals import refused
 
@@ -333,18 +328,6 @@ def test_a_model_changed_after_a_training_is_measured_as_it_is(change):
         assert values_of(history, name, 0) == pytest.approx([values.mean()], rel=2e-4, abs=1e-6)
 
 
-def test_many_trainings_keep_no_more_memory_than_one():
-    """Every tracing of a training step leaves graphs behind, whoever traces it."""
-    model, counts = plane_model(), []
-    model.compile("sgd", "mse")
-    for _ in range(2):
-        fit(model, PLANE, [callbacks.StepMetrics()])
-        fit(model, PLANE, [])
-        gc.collect()
-        counts.append(sum(isinstance(one, tf.Graph) for one in gc.get_objects()))
-    assert len(set(counts)) == 1
-
-
 @pytest.mark.eager
 def test_a_step_that_overflows_is_left_out():
     model = plane_model()
@@ -549,75 +532,6 @@ def test_every_row_is_of_the_batch_of_its_step(tmp_path, kind, course, every, st
         finite = np.isfinite(table["gradient_norm"])
         assert finite.all() if optimizer != "scaled" else finite.any()
         np.testing.assert_allclose(found[finite], right[finite], rtol=2e-5, atol=1e-6)
-
-
-@pytest.mark.eager
-@pytest.mark.parametrize("text", ["other columns", "torn", "number", "beside", "beside damaged"])
-def test_another_file_is_refused(tmp_path, text):
-    path, every = tmp_path / "steps.csv", 2 if text.startswith("beside") else 1
-    beside = path.with_name("steps.epochs.csv")
-    net = compiled(plane_model(), loss="mse")
-    fit(net, PLANE, [callbacks.StepMetrics(csv=path)])
-    whole = path.read_text()
-    files = {
-        "other columns": (path, "epoch,loss\n0,1.0\n"),
-        "torn": (path, whole[:-3]),
-        "number": (path, whole.replace("\n0,", "\nzero,")),
-        "beside": (beside, "of somebody else"),
-        "beside damaged": (beside, "epoch,steps\n0,one\n"),
-    }
-    file, content = files[text]
-    file.write_text(content)
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"`csv`.*Received: csv=|steps.*csv is damaged"):
-        fit(net, PLANE, [callbacks.StepMetrics(csv=path, every=every)], epochs=2, initial_epoch=1)
-    assert path.read_bytes() == before
-
-
-@pytest.mark.eager
-def test_a_training_goes_on_without_its_file(tmp_path):
-    """In the second epoch, a file is in the place of its folder."""
-    model, folder = plane_model(), tmp_path / "steps"
-    model.compile(keras.optimizers.SGD(0.0), "mse")
-
-    def lose(epoch, logs):
-        if epoch == 1:
-            shutil.rmtree(folder)
-            folder.touch()
-
-    lost = keras.callbacks.LambdaCallback(on_epoch_begin=lose)
-    steps = callbacks.StepMetrics(images=2, csv=folder / "steps.csv")
-    with pytest.warns(UserWarning, match="goes on without the steps"):
-        history = fit(model, PLANE, [steps, lost], epochs=3)
-    assert values_of(history, "l2_ratio", 0) == [0.5] * 3
-    folder.unlink()
-    steps = callbacks.StepMetrics(csv=folder / "steps.csv", on_error="raise")
-    with pytest.raises(OSError, match="steps"):
-        fit(model, PLANE, [steps, lost], epochs=3)
-
-
-@pytest.mark.eager
-def test_files_that_can_never_be_written_are_refused(tmp_path):
-    (tmp_path / "file").write_text("x")
-    places = [tmp_path / "file/x"]
-    if pathlib.Path("/proc").is_dir():
-        # Where no user can write.
-        places.append(pathlib.Path("/proc/none/x"))
-    net, batches = plane_model(), []
-    net.compile("sgd", "mse")
-    count = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda *args: batches.append(1))
-    probe = callbacks.Perturbation(PLANE[0])
-    given = [
-        *((name, {name: place}) for place in places for name in ("csv", "tensorboard")),
-        *(("csv", {"csv": tmp_path}), ("tensorboard", {"tensorboard": tmp_path / "file"})),
-    ]
-    given = [(name, [callbacks.StepMetrics(**settings)]) for name, settings in given]
-    given += [("log_dir", [probe, callbacks.Figures(probe, place)]) for place in places]
-    given += [("folder", [callbacks.ExportForProbing(place)]) for place in places]
-    for name, chosen in given:
-        with pytest.raises(OSError, match=rf"`{name}` must be.*Received: {name}="):
-            fit(net, PLANE, [*chosen, count])
-    assert not batches and [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 class Freezes(keras.callbacks.Callback):
@@ -829,51 +743,6 @@ def is_changed(layer):
     return bool({"call", "train_step"} & set(vars(layer)))
 
 
-@pytest.mark.system
-def test_nothing_remains_in_the_model(tmp_path):
-    net, others = compiled(random_network(blocks=1)), []
-    data = random_batch(net, images=4)
-    fit(net, data, [])
-    before, outputs = net.train_function, net.predict(data[0], verbose=0)
-
-    def look(epoch, logs):
-        """Saves and copies the model in training."""
-        net.save(tmp_path / "net.keras")
-        others.append(copy.deepcopy(net))
-        assert not any(map(is_changed, net._flatten_layers()))
-
-    steps = callbacks.StepMetrics()
-    copied = copy.deepcopy(steps)
-    assert copied.images == steps.images and copied is not steps
-    fit(net, data, [steps, keras.callbacks.LambdaCallback(on_epoch_end=look)])
-    assert net.train_function is before
-    others.append(keras.saving.load_model(tmp_path / "net.keras"))
-    for other in others:
-        found, expected = (one.predict(data[0], verbose=0) for one in (other, net))
-        np.testing.assert_array_equal(found, expected)
-        assert np.abs(found - outputs).max() > 0
-        assert not any(map(is_changed, other._flatten_layers()))
-    for chosen in ([], [copied]):
-        with contextlib.suppress(InterruptedError):
-            fit(net, data, [copied, Interruption()], batch=2)
-        assert net.train_function is not before
-        history = fit(net, data, chosen)
-        assert net.train_function is before
-        assert ("step/stage1/block0/l2_ratio" in history) == bool(chosen)
-
-
-@pytest.mark.system
-@pytest.mark.eager
-def test_a_trained_model_is_freed():
-    model = small_network(loss=LOSS)
-    fit(model, (np.zeros((4, 4, 4, 1)), np.zeros(4)), [callbacks.StepMetrics()])
-    kept = weakref.ref(model)
-    del model
-    keras.backend.clear_session()
-    gc.collect()
-    assert kept() is None
-
-
 class OwnStep(keras.Model):
     def train_step(self, data):
         return super().train_step(data)
@@ -966,24 +835,3 @@ def test_bounded_blocks_with_an_anchor_are_refused():
     net = compiled(random_network(blocks=1, widths=(4,), lipschitz=0.9, anchor="input"))
     with refused("model"):
         fit(net, random_batch(net, images=2), [callbacks.StepMetrics()])
-
-
-@pytest.mark.eager
-def test_other_callbacks_and_losses(tmp_path):
-    model = plane_model()
-    model.compile("sgd", "mse")
-    with refused("callbacks"):
-        fit(model, PLANE, [callbacks.StepMetrics(), callbacks.StepMetrics()])
-    logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
-    with pytest.warns(UserWarning, match="CSVLogger comes before StepMetrics"):
-        fit(model, PLANE, [logger, callbacks.StepMetrics()])
-    model.compile("sgd", lambda labels, outputs: keras.ops.sum((labels - outputs) ** 2))
-    with refused("loss"):
-        fit(model, PLANE, [callbacks.StepMetrics()])
-    bad = {"images": 0, "every": 1.5, "csv": "", "tensorboard": 3, "on_error": "stop"}
-    for name, value in bad.items():
-        with refused(name):
-            callbacks.StepMetrics(**{name: value})
-    # The logs are read like those of probes, as a split of their own.
-    frame = probes.from_logs({"step/stage1/block0/l2_ratio": [1.0, 2.0]})
-    assert frame["split"].tolist() == ["step", "step"]

@@ -16,7 +16,6 @@ import pathlib
 import re
 import sys
 import tempfile
-import threading
 import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -262,21 +261,8 @@ def lora():
     return compiled(model)
 
 
-def lora_between():
-    """LoRA is enabled between two trainings, with the same loss."""
-
-    def run(case, made):
-        case.fit_once([callbacks.BlockMetrics((X, Y))])
-        for block in range(BLOCKS):
-            case.model.get_layer(f"branch{block}").enable_lora(2)
-        compiled(case.model)
-        return case.fit_once(made)
-
-    return Case(compiled(functional()), run=run)
-
-
-def int8(with_lora=False):
-    model = lora() if with_lora else functional()
+def int8():
+    model = functional()
     for block in range(BLOCKS):
         model.get_layer(f"branch{block}").quantize("int8")
     return Case(compiled(model), tolerance=0.01)
@@ -289,20 +275,17 @@ def mixed(policy, tolerance):
     return case
 
 
-def several_outputs(names):
+def several_outputs():
     def outputs(state, output):
-        other = layers.Dense(1, name="other")(state)
-        return {"main": output, "second": other} if names else [output, other]
+        return [output, layers.Dense(1, name="other")(state)]
 
     model = functional(outputs=outputs)
-    second = np.zeros((IMAGES, 1), "float32")
-    loss = {"main": LOSS, "second": "mse"} if names else [LOSS, "mse"]
-    labels = {"main": Y, "second": second} if names else (Y, second)
+    labels = Y, np.zeros((IMAGES, 1), "float32")
     return Case(
-        compiled(model, loss=loss),
+        compiled(model, loss=[LOSS, "mse"]),
         x=dataset(X, labels),
         data=lambda: dataset(X, labels),
-        options={"output": "main" if names else "head"},
+        options={"output": "head"},
     )
 
 
@@ -372,28 +355,6 @@ def restored(case, made):
     return history
 
 
-def in_threads(case, made):
-    errors = []
-
-    def train_another():
-        try:
-            compiled(functional()).fit(
-                *(X, Y), verbose=0, callbacks=[callbacks.BlockMetrics((X, Y))]
-            )
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=train_another)
-    thread.start()
-    try:
-        history = case.fit_once(made)
-    finally:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return history
-
-
 def mirrored():
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
         return Case(compiled(functional()))
@@ -417,17 +378,14 @@ ROWS = {
         "batch normalization": lambda: Case(compiled(functional(norm=True))),
         "a custom gradient (silu)": lambda: Case(compiled(functional(activation="silu"))),
         "several inputs": several_inputs,
-        "several outputs": lambda: several_outputs(names=False),
-        "outputs in a dict": lambda: several_outputs(names=True),
+        "several outputs": several_outputs,
         "a `train_step` of its own": lambda: Case(compiled(functional(OwnStep))),
         "a `compute_loss` of its own": lambda: Case(compiled(functional(OwnLoss))),
         "activity regularizers": lambda: Case(
             compiled(functional(activity_regularizer=keras.regularizers.L2(0.1))), activity=0.1
         ),
         "LoRA": lambda: Case(lora()),
-        "LoRA, enabled between two trainings": lora_between,
         "int8": int8,
-        "int8 with LoRA": lambda: int8(with_lora=True),
         "mixed_bfloat16": lambda: mixed("mixed_bfloat16", 0.05),
         "mixed_float16, loss scaling": lambda: mixed("mixed_float16", 0.02),
     },
@@ -457,7 +415,6 @@ ROWS = {
         "fitted twice": lambda: Case(compiled(functional()), run=twice),
         "`initial_epoch`": lambda: Case(compiled(functional()), run=continued),
         "resumed by `BackupAndRestore`": lambda: Case(compiled(functional()), run=restored),
-        "beside a training in another thread": lambda: Case(compiled(functional()), run=in_threads),
     },
 }
 
@@ -640,7 +597,6 @@ def page(rows):
 TOLD = {
     "subclassed": "after `callbacks.use_blocks(model, inputs=batch)`",
     "several outputs": "after `callbacks.use_blocks(model, output=name)`",
-    "outputs in a dict": "after `callbacks.use_blocks(model, output=key)`",
 }
 HEAD = """# What `fit` takes
 
