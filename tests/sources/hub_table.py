@@ -30,8 +30,7 @@ STABLE = ("class", "output", "blocks", "found", "first", "last", "equal")
 COLUMNS = (*STABLE, "beside", "reason")
 # The largest difference from `predict`, as a share of the largest output, that rounding explains.
 ROUNDING = 1e-4
-OPENED, WHOLE = "opened layers: ", "layers are whole blocks, not opened: "
-UNOPENED = "; others are not opened: "
+OPENED, WHOLE = "opened layers: ", "layers are whole blocks, not opened"
 BESIDE = "computed from the inputs beside the blocks, and never perturbed: "
 
 
@@ -69,7 +68,7 @@ def row_of(name):
         "last": blocks[-1],
         "equal": "yes" if difference <= ROUNDING else "no",
         "beside": ", ".join(f"{n} {kind}" for kind, n in _counts(notes.get(BESIDE, ""))),
-        "reason": _plain(notes.get(WHOLE) or notes.get(OPENED, "").partition(UNOPENED)[2]),
+        "reason": _plain(notes.get(WHOLE, "").removeprefix(": ")),
     }
 
 

@@ -71,9 +71,9 @@ def test_blocks(name):
 
 
 WITHOUT = {
-    "VGG16": "no addition",
-    "DenseNet121": "no addition",
-    "NASNetMobile": "additions: off the trunk (",
+    "VGG16": "additions none",
+    "DenseNet121": "additions none",
+    "NASNetMobile": "additions Add (",
 }
 
 

@@ -84,7 +84,7 @@ WITHOUT = [
     (lambda: OtherNetwork((8, 8, 3), 3, blocks=1), FUNCTIONAL),
     (lambda: keras.Sequential([layers.Dense(3)]), FUNCTIONAL),
     (several, "source=several with 3 outputs"),
-    (lambda: model_of(convolution), "with no addition"),
+    (lambda: model_of(convolution), "with additions none"),
     (lambda: model_of(hidden_addition), "may hide some: Lambda (1: lambda"),
     (lambda: units(beside=False), "unit2, whose anchor is another tensor"),
     (lambda: units(beside=True), "unit1, whose anchor is another tensor"),

@@ -15,7 +15,7 @@ from keras import layers
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.layers import ResidualUnit
 from tfresidual.layers.shortcuts import SHORTCUTS
-from tfresidual.sources.graph import Entry, path_to
+from tfresidual.sources.graph import is_entry, path_to
 from tfresidual.sources.operations import is_of_keras, is_unchanged
 from tfresidual.sources.weights import parameters_of
 
@@ -218,7 +218,7 @@ def _block_of_sum(graph, begin, end):
         (
             sum(not _is_plain(node) for node in path),
             sum(math.prod(weight.shape) for weight in parameters_of(path)),
-            sum(not isinstance(node.operation, Entry) for node in path),
+            sum(not is_entry(node) for node in path),
         )
         for path in paths
     ]
@@ -247,7 +247,7 @@ def _is_identity(node):
     is_linear = isinstance(operation, layers.Activation) and (
         operation.activation is keras.activations.linear
     )
-    return is_linear or type(operation) in (*SILENT, Entry)
+    return is_linear or type(operation) in SILENT or is_entry(node)
 
 
 def _is_plain(node):
@@ -281,7 +281,7 @@ def join_gaps(graph, trunk, found):
 def _before_entries(graph, trunk, place):
     """Returns the place before a nested model casts the state to its own dtype."""
     index = trunk.index(place)
-    while trunk[index].index > 0 and isinstance(graph.nodes[trunk[index].index].operation, Entry):
+    while trunk[index].index > 0 and is_entry(graph.nodes[trunk[index].index]):
         index -= 1
     return trunk[index]
 
@@ -311,8 +311,7 @@ class _Gap:
 
     def signature(self, place):
         """Returns the types of the operations up to a place."""
-        kinds = (type(node.operation) for node in self.nodes(place))
-        return tuple(kind for kind in kinds if kind is not Entry)
+        return tuple(type(node.operation) for node in self.nodes(place) if not is_entry(node))
 
     def longest_prefix(self, signatures):
         """Returns the furthest place of the gap that has a given signature and the same shape."""

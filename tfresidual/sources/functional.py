@@ -10,11 +10,8 @@ it is the context of the chain.
 import functools
 
 import keras
-import numpy as np
 from keras import ops
 
-from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.routing.agreement import sample_images
 from tfresidual.routing.chain import VALID_POSITIONS, Block, Chain, Stage
 from tfresidual.routing.losses import loss_of, note_of_loss
 from tfresidual.routing.sizes import with_sizes
@@ -30,7 +27,6 @@ from tfresidual.sources.outputs import (
 from tfresidual.sources.weights import (
     BOUNDED,
     bound_of_branch,
-    notes_of_norms,
     parameters_of,
     variables_of,
     weights_by_role,
@@ -68,7 +64,7 @@ def chain_of_division(model, division, declared, reference, notes=()):
     kind, has_rows = kind_of_graph(whole), len(whole.output.shape) in (2, 3)
     if has_rows and is_guessed(model, kind):
         notes = (GUESSED + _WHY_GUESSED.format(whole.output.shape[-1]), *notes)
-    chain = Chain(
+    return Chain(
         name=model.name,
         stem=_stem(whole, found[0].before.tensor, dtype),
         stages=_stages(parts, found, axis, dtype),
@@ -80,7 +76,7 @@ def chain_of_division(model, division, declared, reference, notes=()):
         weights=parameters_of(whole.nodes),
         prepare=prepare,
         reference=reference,
-        notes=(*notes, *notes_of_norms(whole.nodes), *note_of_loss(model, kind)),
+        notes=(*notes, *note_of_loss(model, kind)),
         context=context.function,
         outputs_at_positions=division.outputs_at_positions,
         called=parts.calls.called,
@@ -88,8 +84,6 @@ def chain_of_division(model, division, declared, reference, notes=()):
         is_compiled=model.compiled,
         arrangement=arrangement_of(model),
     )
-    context.check(model, sample_images(chain) if context.shared else None)
-    return chain
 
 
 def _stem(whole, target, dtype):
@@ -163,22 +157,6 @@ class _Context:
         if self.valid is not None:
             found[VALID_POSITIONS] = values[id(self.valid)]
         return found
-
-    def check(self, model, images):
-        """Raises a `ValueError` if what is shared by all images depends on which these are."""
-        if not self.shared or images is None:
-            return
-        last = keras.tree.map_structure(lambda tensor: tensor[-1:], images)
-        some, others = self._values(images), self._values(last)
-        for name in self.shared:
-            one, other = (ops.convert_to_numpy(values[name]) for values in (some, others))
-            if one.shape != other.shape or not np.allclose(one, other, equal_nan=True):
-                raise ArgumentError(
-                    "source",
-                    "be a model whose outputs for an image do not depend on the other images",
-                    said=f"source={model.name}, whose blocks read '{name}', a tensor that all "
-                    "images share and that changes with them",
-                )
 
     def split(self, arguments):
         """Returns the states among the arguments of a function, and the context's values by id."""

@@ -1,35 +1,19 @@
-"""The graph of a functional Keras model: its operations in order, with nested models flattened."""
+"""The graph of a model: its operations in order, each as a call that can be made again."""
 
 import contextlib
 import contextvars
 import dataclasses
 import functools
-import inspect
-import re
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras import ops
 
-from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.layers import Repeated, UnsharedBatchNormalization
 from tfresidual.layers.applications import Counts
-from tfresidual.routing.agreement import SIZES
-from tfresidual.sources.operations import is_unchanged, package_of
+from tfresidual.sources.operations import is_of_keras, is_unchanged, package_of
 
 # The function `(node, values)` that takes the place of `Node.applied` for as long as it is set.
 CALLER = contextvars.ContextVar("caller", default=None)
-# In the messages of errors: colours, what TensorFlow writes before the message itself, and lines of
-# Keras before it.
-_MARKS = re.compile(r"\x1b\[[0-9;]*m|\{\{.*?\}\}")
-# What Keras and TensorFlow say, in several sentences, of their functions called on Keras' tensors.
-_SYMBOLIC = re.compile(
-    "A KerasTensor (cannot be used as input|is symbolic)|build a TypeSpec for <KerasTensor"
-)
-# The operation in TensorFlow's notation, to the end of the message.
-_OPERATION = re.compile(r" for '\{\{node .*", re.DOTALL)
-_FRAME = re.compile(r"Exception encountered when calling|.* Error encountered:$")
 
 
 @contextlib.contextmanager
@@ -50,16 +34,15 @@ class Weight:
     dtype: str
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Node:
     """One call of an operation.
 
     Attributes: operation: the layer, or the operation of `keras.ops`. args: positional arguments,
         with tensors as `keras.KerasTensor`s; weights that an operation of `keras.ops` takes are
-        `Weight`s. kwargs: keyword arguments. outputs: the `keras.KerasTensor`s that it returns, and
-        then the masks attached to them. inside: the opened layers in which it is called, from the
-        outermost to the innermost. masked: pairs of an argument and the mask attached to it, which
-        the operation may read. masks: for every mask among the outputs, the index of its output.
+        `Weight`s. kwargs: keyword arguments. outputs: the `keras.KerasTensor`s that it returns.
+        within: the calls of opened layers in which it is called, from the outermost on, as `Node`s.
+        masked: pairs of an argument and the mask attached to it, which the operation may read.
         reads_shapes_alone: whether the outputs are the same for all values of the arguments.
         counts: what layers inside that count their applications have counted before, or `None`.
     """
@@ -68,11 +51,15 @@ class Node:
     args: tuple
     kwargs: dict
     outputs: tuple
-    inside: tuple = ()
+    within: tuple = ()
     masked: tuple = ()
-    masks: tuple = ()
     reads_shapes_alone: bool = False
     counts: Counts | None = None
+
+    @property
+    def inside(self):
+        """The opened layers in which it is called, from the outermost to the innermost."""
+        return tuple(call.operation for call in self.within)
 
     @functools.cached_property
     def arguments(self):
@@ -88,42 +75,25 @@ class Node:
     def __call__(self, values):
         """Calls the operation without training; takes and returns values of tensors by id."""
         call = CALLER.get()
-        with self._taking_masks(values):
-            made = self.applied(values) if call is None else call(self, values)
+        self._take_masks(values)
+        made = self.applied(values) if call is None else call(self, values)
         results = keras.tree.flatten(made)
         # A layer whose output has a shape may return None in its place. What has none is not among
         # the outputs.
-        if len(results) > len(self.outputs) - len(self.masks):
+        if len(results) > len(self.outputs):
             results = [result for result in results if result is not None]
-        made = [mask_of(results[index]) for index in self.masks]
-        if any(mask is None for mask in made):
-            raise ArgumentError(
-                "source",
-                "hold no layer that makes a mask in its code, where it is rebuilt",
-                said=self.operation.name,
-            )
-        results += made
         return {id(tensor): value for tensor, value in zip(self.outputs, results, strict=True)}
 
-    @contextlib.contextmanager
-    def _taking_masks(self, values):
+    def _take_masks(self, values):
         """Attaches their masks to values of the arguments, and no others."""
         masks = {id(tensor): mask for tensor, mask in self.masked}
-        before = []
         for tensor in self.arguments:
             value, mask = values[id(tensor)], masks.get(id(tensor))
-            is_symbolic, own = isinstance(value, keras.KerasTensor), mask_of(value)
             if mask is not None:
-                before += [(value, own)] if is_symbolic else []
                 value._keras_mask = values[id(mask)]
-            elif own is not None and not is_symbolic:
+            elif mask_of(value) is not None:
                 # One that another operation has left there would not be there on a route.
                 value._keras_mask = None
-        try:
-            yield
-        finally:
-            for value, own in before:
-                value._keras_mask = own
 
     def applied(self, values):
         """Returns what the operation returns for values of its arguments by id."""
@@ -131,10 +101,13 @@ class Node:
             lambda tensor: values[id(tensor)], lambda one: ops.cast(one.variable, one.dtype)
         )
         # As in `predict`, which also overrides the `training` argument of the call in the graph.
-        if isinstance(self.operation, keras.layers.Layer):
+        call = self.operation
+        if isinstance(call, keras.layers.Layer):
             kwargs = kwargs | {"training": False}
+            # What a `__call__` of its own does is in the graph.
+            call = functools.partial(keras.layers.Layer.__call__, call)
         with contextlib.nullcontext() if self.counts is None else self.counts.copy():
-            return self.operation(*args, **kwargs)
+            return call(*args, **kwargs)
 
     def replaced(self, of_tensor, of_weight):
         """Returns the arguments, with what functions return in place of tensors and weights."""
@@ -145,13 +118,6 @@ class Node:
             return of_tensor(leaf) if isinstance(leaf, keras.KerasTensor) else leaf
 
         return keras.tree.map_structure(replaced, (self.args, self.kwargs))
-
-    def spec(self, of_tensor):
-        """Returns the specs of the outputs for other arguments; nothing is added to a layer."""
-        args, kwargs = self.replaced(
-            of_tensor, lambda one: keras.KerasTensor(one.variable.shape, one.dtype)
-        )
-        return _spec_of(self.operation, args, kwargs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,6 +130,7 @@ class Graph:
         output: `keras.KerasTensor`.
         structure: the inputs as the model takes them.
         context: tuple of the `keras.KerasTensor`s that nodes take beside the inputs and each other.
+        failures: dict of the errors of layers that could not be opened.
     """
 
     inputs: tuple[keras.KerasTensor, ...]
@@ -171,6 +138,7 @@ class Graph:
     output: keras.KerasTensor
     structure: Any = None
     context: tuple[keras.KerasTensor, ...] = ()
+    failures: dict[keras.layers.Layer, Exception] = dataclasses.field(default_factory=dict)
 
     @property
     def input(self):
@@ -193,130 +161,6 @@ class Graph:
                 since |= {id(tensor) for tensor in node.outputs}
         context = tuple(tensor for key, tensor in needed.items() if key not in since)
         return dataclasses.replace(self, inputs=(first,), nodes=tuple(nodes), context=context)
-
-
-class Entry(keras.Operation):
-    """Casts a tensor to the dtype of a model's input, as the model does before its first layer.
-
-    A mask that is attached to the tensor stays attached.
-    """
-
-    def __init__(self, dtype, name):
-        super().__init__(name=name)
-        self.dtype = dtype
-
-    def call(self, inputs):
-        return ops.cast(inputs, self.dtype)
-
-    def symbolic_call(self, inputs):
-        # A model of parts of a chain is saved with an operation that Keras can load.
-        result = ops.cast(inputs, self.dtype)
-        result._keras_mask = mask_of(inputs)
-        return result
-
-
-class _Recorded(keras.Operation):
-    """Replaces an operation in a copy of its graph: a layer keeps every symbolic call."""
-
-    def __init__(self, operation):
-        super().__init__(name=operation.name)
-        self.operation = operation
-
-    def compute_output_spec(self, *args, **kwargs):
-        operation = self.operation
-        try:
-            return _spec_of(operation, args, kwargs)
-        except (TypeError, ValueError):
-            # A layer without a method for its output shape, in mixed precision: Keras casts its
-            # weights only in a call.
-            if _has_training(operation):
-                kwargs = kwargs | {"training": False}
-            return keras.tree.map_structure(
-                lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype),
-                operation(*args, **kwargs),
-            )
-
-
-def _spec_of(operation, args, kwargs):
-    """Returns what the method of an operation for the spec of its outputs returns."""
-    if isinstance(operation, keras.layers.Layer):
-        kwargs = {name: value for name, value in kwargs.items() if name != "training"}
-        # A method for the output shape need not take all arguments of the call.
-        taken = inspect.signature(operation.compute_output_spec).parameters
-        has_any = any(one.kind is one.VAR_KEYWORD for one in taken.values())
-        if _has_training(operation) and ("training" in taken or has_any):
-            kwargs["training"] = False
-    return operation.compute_output_spec(*args, **kwargs)
-
-
-def _has_training(operation):
-    is_layer = isinstance(operation, keras.layers.Layer)
-    return is_layer and "training" in inspect.signature(operation.call).parameters
-
-
-def graph_of(model, inputs=None):
-    """Returns the `Graph` of a functional model, with nested functional models flattened.
-
-    No layer is called. `inputs` are `keras.KerasTensor`s of the sizes for which the graph is made;
-    where sizes are not known, they are those of one size that the model accepts.
-
-    Raises:
-        ValueError: if the model has no such graph, or accepts none of the sizes that are tried.
-    """
-    if not has_graph(model):
-        raise ArgumentError(
-            "source",
-            "be a functional `keras.Model`, or a `keras.Sequential` with a defined input",
-            said=f"source={model.name} of type {type(model).__name__}",
-        )
-    if len(model.outputs) != 1:
-        raise ArgumentError(
-            "source",
-            "be a model with one output tensor, or argument `output` must choose one of several, "
-            "as `output=0`; callbacks are told by "
-            "`tfresidual.callbacks.use_blocks(model, output=...)`",
-            said=f"source={model.name} with {len(model.outputs)} outputs",
-        )
-    known = model.inputs if inputs is None else keras.tree.flatten(inputs)
-    shapes = [tensor.shape for tensor in known]
-    is_open = any(None in shape[1:] for shape in shapes)
-    failures = []
-    for assumed in SIZES if is_open else SIZES[:1]:
-        sizes = [
-            (shape[0], *(assumed if size is None else size for size in shape[1:]))
-            for shape in shapes
-        ]
-        try:
-            return _graph_for(model, sizes)
-        except (ValueError, TypeError) as error:
-            failures.append(error)
-    first = failures[0]
-    if is_open:
-        raise ArgumentError(
-            "source",
-            f"be a model that takes images of one of the sizes {SIZES}, or that has an input of "
-            f"known size; for {SIZES[0]}, Keras says: {said(first)}",
-            said=f"source={model.name} with an input of shape {shapes[0]}",
-        ) from first
-    if inputs is None:
-        raise first
-    raise not_accepted(model, shapes, first) from first
-
-
-def not_accepted(model, shapes, error):
-    """Returns the error for inputs of some shapes that a model does not take."""
-    must = f"be inputs that {model.name} accepts; Keras says: {said(error)}"
-    return ArgumentError("inputs", must, said=f"inputs of shape {shapes}")
-
-
-def _graph_for(model, shapes):
-    images = [
-        keras.KerasTensor(shape, dtype=tensor.dtype, name=tensor.name)
-        for shape, tensor in zip(shapes, model.inputs, strict=True)
-    ]
-    nodes, (output,) = _flattened(model, images)
-    structure = keras.tree.pack_sequence_as(inputs_of(model), images)
-    return Graph(tuple(images), tuple(path_to(nodes, output)), output, structure)
 
 
 def inputs_of(model):
@@ -362,6 +206,11 @@ def reference_of(model):
     return functools.partial(keras.Model(inputs, model.outputs, name=model.name), training=False)
 
 
+def is_entry(node):
+    """Returns whether a node casts an input of a nested model, as the model does."""
+    return is_of_keras(node.operation, "ConvertToTensor")
+
+
 def replay(nodes, values):
     """Runs nodes in order and returns the values of all tensors by id, including those given."""
     values = dict(values)
@@ -383,141 +232,3 @@ def path_to(nodes, *tensors):
 def mask_of(tensor):
     """Returns the mask that Keras attached to a tensor, or `None`."""
     return getattr(tensor, "_keras_mask", None)
-
-
-def _flattened(model, tensors, counts=None, masks=()):
-    """Returns the nodes of a model that is called with some tensors, and the tensors it returns.
-
-    With masks, there is one for each of the tensors, or `None`.
-    """
-    calls = []
-
-    def record(recorded, *args, **kwargs):
-        outputs = recorded(*args, **kwargs)
-        node = Node(recorded.operation, args, kwargs, tuple(keras.tree.flatten(outputs)))
-        calls.append(node)
-        return outputs
-
-    inputs = [
-        keras.Input(batch_shape=tensor.shape, dtype=own.dtype, name=own.name)
-        for tensor, own in zip(tensors, model.inputs, strict=True)
-    ]
-    traced = keras.models.clone_model(
-        # The same graph as a plain model, not compiled and not of a subclass.
-        keras.Model(model.inputs, model.outputs, name=model.name),
-        input_tensors=inputs,
-        clone_function=_Recorded,
-        call_function=record,
-    )
-    nodes = []
-    for tensor, own, mask in zip(tensors, inputs, masks or [None] * len(tensors), strict=True):
-        masked = () if mask is None else ((tensor, mask),)
-        entry = Entry(own.dtype, f"{model.name}_entry")
-        nodes.append(Node(entry, (tensor,), {}, (own,), masked=masked))
-    # The results of nested models, by the id of the tensor that represents them in the outer graph.
-    inner = {}
-
-    def resolved(leaf):
-        return inner.get(id(leaf), leaf)
-
-    for node in calls:
-        args, kwargs = keras.tree.map_structure(resolved, (node.args, node.kwargs))
-        nested, results = _expanded(dataclasses.replace(node, args=args, kwargs=kwargs), counts)
-        nodes += nested
-        inner |= {id(own): result for own, result in zip(node.outputs, results, strict=True)}
-    return nodes, [resolved(tensor) for tensor in traced.outputs]
-
-
-def _expanded(node, counts):
-    """Returns the nodes and the tensors in the place of a node and its outputs."""
-    operation = node.operation
-    if _can_be_flattened(node):
-        masks = keras.tree.flatten(node.kwargs.get("mask"))
-        tensors = _parts_given(node)
-        masks = masks if len(masks) == len(tensors) else ()
-        return _flattened(operation, tensors, counts, masks)
-    if isinstance(operation, Repeated) and _is_of_one_tensor(node):
-        counts = counts or Counts(operation.first, is_repeated=True)
-        nodes, (tensor,) = [], node.inputs
-        for _ in range(operation.times):
-            block = _Recorded(operation.block)
-            call = Node(operation.block, (tensor,), {}, (block(tensor),))
-            nested, (tensor,) = _expanded(call, counts)
-            nodes += nested
-        return nodes, [tensor]
-    return [counted(node, counts)], node.outputs
-
-
-def counted(node, counts):
-    """Returns a node of which it is settled which application it is; counts the calls in it."""
-    operation = node.operation
-    if isinstance(operation, UnsharedBatchNormalization):
-        application = node.kwargs.get("application")
-        if application is None and counts is not None:
-            application = counts.next(operation)
-        if not isinstance(application, int):
-            return node
-        return dataclasses.replace(
-            node,
-            operation=operation.normalization(application),
-            kwargs={name: one for name, one in node.kwargs.items() if name != "application"},
-        )
-    layers = operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else ()
-    if counts is None or not any(isinstance(one, UnsharedBatchNormalization) for one in layers):
-        return node
-    before = counts.copy()
-
-    def run(*tensors):
-        values = zip(map(id, node.arguments), tensors, strict=True)
-        with counts:
-            made = node.applied(dict(values))
-        return [part for part in keras.tree.flatten(made) if part is not None]
-
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in node.arguments]
-    tf.function(run, input_signature=specs, autograph=False).get_concrete_function()
-    return dataclasses.replace(node, counts=before)
-
-
-def _is_masked(node):
-    return any(mask is not None for mask in keras.tree.flatten(node.kwargs.get("mask")))
-
-
-def _is_of_one_tensor(node):
-    is_alone = len(node.arguments) == 1 == len(node.args)
-    return is_alone and isinstance(node.args[0], keras.KerasTensor) and not _is_masked(node)
-
-
-def _can_be_flattened(node):
-    if not has_graph(node.operation):
-        return False
-    parts, masks = _parts_given(node), keras.tree.flatten(node.kwargs.get("mask"))
-    if not parts or not all(isinstance(part, keras.KerasTensor) for part in parts):
-        return False
-    if _is_masked(node) and len(masks) != len(parts):
-        return False
-    ranks = [len(tensor.shape) for tensor in parts]
-    return ranks == [len(tensor.shape) for tensor in node.operation.inputs]
-
-
-def _parts_given(node):
-    """Returns the inputs of a call of a model, as a list; an empty one if they are not known."""
-    given = [*node.args, *(node.kwargs[name] for name in ("inputs",) if name in node.kwargs)]
-    if len(given) != 1:
-        return []
-    (inputs,) = given
-    if isinstance(inputs, dict):
-        own = inputs_of(node.operation)
-        is_same = isinstance(own, dict) and set(inputs) == set(own)
-        return keras.tree.flatten(inputs) if is_same else []
-    return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-
-
-def said(error):
-    """Returns the first line of an error, with the next after a colon, or its class."""
-    if _SYMBOLIC.search(str(error)):
-        return "functions of TensorFlow or NumPy are called, into which Keras cannot look"
-    text = _OPERATION.sub(".", str(error))
-    lines = [_MARKS.sub("", line).strip() for line in text.splitlines()]
-    lines = [line for line in lines if line and not _FRAME.match(line)]
-    count = next((number for number, line in enumerate(lines, 1) if line[-1] != ":"), len(lines))
-    return " ".join(lines[:count]) or type(error).__name__

@@ -11,7 +11,7 @@ from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.arrangement import Arrangement
 from tfresidual.routing.images import path_name
 from tfresidual.routing.losses import weights_of_losses
-from tfresidual.sources.graph import has_graph, inputs_of, outputs_of, said
+from tfresidual.sources.graph import has_graph, inputs_of, outputs_of
 
 
 def arrangement_of(model: keras.Model, outputs: Any = None, output: int = 0) -> Arrangement:
@@ -72,15 +72,7 @@ def _of_output(model, structure, number):
     if not model.compiled or model.loss is None:
         return one, arrangement
     labels = keras.tree.map_structure(lambda _: tf.zeros([1, 1]), arrangement.outputs)
-    try:
-        given, weight = arrangement.read(model.loss, labels, loss_weights=weights_of_losses(model))
-    except Exception as error:
-        # Keras raises errors of many kinds.
-        raise ArgumentError(
-            "source",
-            f"be a model whose losses belong to its outputs. Keras says: {said(error)}",
-            said=f"source={model.name} with loss={model.loss!r}",
-        ) from error
+    given, weight = arrangement.read(model.loss, labels, loss_weights=weights_of_losses(model))
     if len(given) > 1:
         raise ArgumentError(
             "output",

@@ -46,12 +46,6 @@ def unwrapped(operation):
     return operation
 
 
-def is_unknown(operation):
-    """Returns whether an operation may call other layers, or do anything with its arguments."""
-    is_known = package_of(type(operation)) in KNOWN_PACKAGES
-    return not is_known or isinstance(operation, (keras.Model, keras.layers.Lambda))
-
-
 def may_hide(layer):
     """Returns whether something is a layer written by others, which may contain additions.
 
@@ -62,16 +56,6 @@ def may_hide(layer):
     is_layer, kind = isinstance(layer, keras.layers.Layer), type(layer)
     is_of_applications = ".applications." in kind.__module__
     return is_layer and (is_of_applications or package_of(kind) not in KNOWN_PACKAGES)
-
-
-def may_mask(operation):
-    """Returns whether an operation may make an implicit mask of Keras, for inputs without one."""
-    while isinstance(operation, keras.layers.Layer):
-        is_masking = isinstance(operation, keras.layers.Masking)
-        if is_unknown(operation) or is_masking or getattr(operation, "mask_zero", False):
-            return True
-        operation = operation.layer if isinstance(operation, keras.layers.Wrapper) else None
-    return False
 
 
 class Chooser:

@@ -39,7 +39,7 @@ _REGRESSIONS = (
 )
 # Layers that return the numbers they take, in another shape or dtype, and operations that do.
 _KEEPING = (keras.layers.Dropout, keras.layers.Flatten, keras.layers.Identity, keras.layers.Reshape)
-_KEEPING_OPERATIONS = ("Cast", "Clip", "Reshape", "Squeeze")
+_KEEPING_OPERATIONS = ("Cast", "Clip", "ConvertToTensor", "Reshape", "Squeeze")
 # Pooling layers, which return means of probabilities.
 _MEANS = (
     *(keras.layers.GlobalAveragePooling1D, keras.layers.GlobalAveragePooling2D),

@@ -9,7 +9,7 @@ import keras
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.networks import ResidualNetwork
-from tfresidual.sources.graph import Entry, has_graph, path_to
+from tfresidual.sources.graph import has_graph, is_entry, path_to
 from tfresidual.sources.keras_models import division_of
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def places_of(model: keras.Model, chain: Chain, **options) -> list[PlacedBlock]:
         """Returns the place of a tensor, or `None` if it is an input of the model."""
         node, place = makers.get(id(tensor), (None, None))
         # An entry is no operation of the model: a nested model begins there.
-        is_entry = node is not None and isinstance(node.operation, Entry)
-        return place_of(node.args[0]) if is_entry else place
+        return place_of(node.args[0]) if node is not None and is_entry(node) else place
 
     def trained_place_of(tensor):
         """Returns the place of a tensor, or `None` if no weight before it is trained."""

@@ -119,19 +119,3 @@ def bound_of_branch(nodes, source, branches):
 
 def _unknown(tensor):
     """A function without a known slope."""
-
-
-def notes_of_norms(nodes):
-    """Returns the notes on layers that do not bound what their name says, a tuple of str."""
-    names = {
-        node.operation.name: None
-        for node in nodes
-        if isinstance(node.operation, keras.layers.SpectralNormalization)
-    }
-    if not names:
-        return ()
-    return (
-        f"keras.layers.SpectralNormalization ({', '.join(names)}) divides by the norm of the "
-        "kernel reshaped to a matrix, in training alone; this does not bound the norm of a "
-        "convolution, as layers.SpectralNormalization does",
-    )

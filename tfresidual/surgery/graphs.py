@@ -11,15 +11,15 @@ from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing import routes
 from tfresidual.sources.division import divided
 from tfresidual.sources.graph import (
-    Entry,
     calling,
     has_graph,
     inputs_of,
+    is_entry,
     outputs_of,
     path_to,
     replay,
 )
-from tfresidual.sources.recording import graph_with_masks
+from tfresidual.sources.tracer import whole_graph
 
 
 def refusal(chain, reason):
@@ -38,7 +38,7 @@ def functional_model(model, chain, route, weights):
             "it as a functional model",
         )
     layers = layers_of(chain)
-    graph = graph_with_masks(model)
+    graph = whole_graph(model)
     chosen = None if not layers else lambda node: any(node.operation is one for one in layers)
     division = divided(graph, chosen)
     steps = steps_of(chain, route, layers)
@@ -180,9 +180,8 @@ class _Rebuilt:
             raise refusal(self.chain, f"{node.operation.name} reads a weight outside of a layer")
 
         args, kwargs = node.replaced(lambda tensor: values[id(tensor)], refuse)
-        if isinstance(node.operation, Entry):
-            (tensor,) = args
-            return tensor if tensor.dtype == node.operation.dtype else node.operation(tensor)
+        if is_entry(node):
+            return keras.ops.cast(args[0], node.outputs[0].dtype)
         return self._copy_of(node.operation)(*args, **kwargs)
 
     def _input(self, tensor):
