@@ -313,6 +313,7 @@ class Settings:
             elif "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].generic):
                 # JSON cannot hold NumPy numbers.
                 object.__setattr__(self, field.name, value.item())
+        check_fields(self)
 
 
 @_documented
@@ -352,6 +353,7 @@ class SearchSettings:
         for name in ("start", "min_blocks", "max_blocks"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        check_fields(self)
 
 
 # The criteria of `tfresidual.probes.block_importance`, with the columns by which they order blocks;

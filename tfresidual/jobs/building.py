@@ -16,7 +16,6 @@ from tfresidual.jobs.settings import (
     OF_SHORTCUTS,
     WIDTHS,
     Settings,
-    check_each,
     describe,
     recipe_of,
     split_sizes,
@@ -39,7 +38,6 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
             `depth`; only for networks that can have any depth.
     """
     description = describe(settings)
-    check_each(settings)
     share_from, batch_norm = settings.share_from, settings.batch_norm
     if blocks is not None and share_from is not None and share_from >= max(blocks):
         # A search begins with networks that are too shallow to share anything.

@@ -12,7 +12,6 @@ from tfresidual.datasets.description import is_augmented, sizes_of
 from tfresidual.datasets.image_file import open_file
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.settings import Settings as Settings
-from tfresidual.definitions.settings import check_fields
 from tfresidual.layers.shortcuts import get_shortcut
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def check(settings: Settings) -> None:
 
     What depends on the network or the data is checked by `build` and `tfresidual.datasets.load`.
     """
-    check_each(settings)
+    keras.dtype_policies.get(settings.dtype)
     describe(settings)
     recipe_of(settings)
     for name in ("kernel", "coupling_from"):
@@ -84,19 +83,6 @@ def check(settings: Settings) -> None:
             data_dir=settings.data_dir,
             data_file=settings.data_file,
         )
-
-
-def check_each(settings: Settings) -> None:
-    """Raises a `ValueError` unless each setting can be used, whatever the others are."""
-    check_fields(settings)
-    try:
-        keras.dtype_policies.get(settings.dtype)
-    except ValueError as error:
-        raise ArgumentError(
-            "dtype",
-            "be a dtype policy of Keras, such as 'float32' or 'mixed_bfloat16'",
-            settings.dtype,
-        ) from error
 
 
 def with_data_of_file(changes: Mapping[str, Any]) -> dict[str, Any]:
