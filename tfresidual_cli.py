@@ -109,7 +109,7 @@ def count_option(flag, meaning, default):
 PIXELS = option(
     "--pixels",
     "Range of the pixels. Networks trained elsewhere may expect another one than those trained "
-    "here; one that clearly errs less for another one is refused until this is given.",
+    "here.",
     "that of the run, otherwise standardized",
     type=click.Choice(["standardized", "0-1", "0-255"]),
 )

@@ -119,15 +119,3 @@ def test_example_runs(module, path, line, text, known):
     assert not failures, "".join(failures)
     for _, block in FENCE.findall(text):
         exec(compile(textwrap.dedent(block), path, "exec"), names)
-
-
-def test_examples_are_found_everywhere():
-    ids = [example.id for example in EXAMPLES]
-    assert len(set(ids)) == len(ids) > 50
-    assert {*EVERY_RUN, "tfresidual.datasets.digitclutter"} <= set(ids)
-
-
-def test_a_wrong_output_is_noticed():
-    text = "Adds.\n\n>>> 1 + 1\n3\n"
-    with pytest.raises(AssertionError, match="Expected:"):
-        test_example_runs(None, Path("file.py"), 1, text, {})

@@ -141,7 +141,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    "case", sample(dict(enumerate(CASES)), every=2, others=pytest.mark.nightly)
+    "case", sample(dict(enumerate(CASES)), every=4, others=pytest.mark.nightly)
 )
 def test_one_line_and_nothing_lost(home, tmp_path, monkeypatch, capfd, case):
     shutil.copytree(home, tmp_path, dirs_exist_ok=True, symlinks=True)

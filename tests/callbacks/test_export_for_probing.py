@@ -146,22 +146,6 @@ def test_two_trainings_into_one_folder(tmp_path):
     assert names_in(tmp_path) == []
 
 
-class Fails(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        raise RuntimeError("the training fails")
-
-
-def test_the_folder_of_a_training_that_failed(tmp_path, monkeypatch):
-    """The same callback lets go of it, and another one in the process may have it, too."""
-    count_exports(monkeypatch)
-    callback, model = ExportForProbing(tmp_path), network()
-    with pytest.raises(RuntimeError, match="the training fails"):
-        fit(model, [callback, Fails()])
-    fit(model, copy.deepcopy(callback))
-    fit(model, callback)
-    assert names_in(tmp_path) == []
-
-
 def count_exports(monkeypatch):
     calls = []
     module = ExportForProbing.__module__
@@ -220,15 +204,6 @@ def test_a_training_that_would_replace_an_export_does_not_begin(tmp_path):
     is_refused(network(), ExportForProbing(tmp_path), "folder", FileExistsError, **kwargs)
 
 
-@pytest.mark.parametrize("below", ["", "series", "a/series"], ids=["itself", "parent", "above"])
-def test_nothing_is_trained_where_the_folder_is_a_file(tmp_path, below):
-    (tmp_path / "file").write_text("mine")
-    callback = ExportForProbing(tmp_path / "file" / below)
-    text = is_refused(network(), callback, "folder", NotADirectoryError, epochs=2)
-    assert text.endswith(f"but {str(tmp_path / 'file')!r} is not a folder")
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 def make_foreign(path):
     path.mkdir()
     (path / "mine").write_text("mine")
@@ -254,13 +229,6 @@ def test_nothing_is_trained_where_a_later_export_has_no_room(tmp_path, name, ove
     assert names_in(tmp_path) == of_epochs(2)
 
 
-def test_exports_of_other_epochs_do_no_harm(tmp_path, monkeypatch):
-    calls = count_exports(monkeypatch)
-    mark_as_there(tmp_path, 0, 1, 3, 9)
-    fit(network(), ExportForProbing(tmp_path, every=2), epochs=3)
-    assert [path.name for path in calls] == of_epochs(2)
-
-
 def test_overwrite_replaces_them(tmp_path):
     model, outputs = network(), Outputs()
     mark_as_there(tmp_path, 1)
@@ -282,21 +250,6 @@ def test_a_training_that_goes_on_adds_to_the_series(tmp_path, monkeypatch, setti
     mark_as_there(tmp_path, *there)
     fit(network(), ExportForProbing(tmp_path, **settings), epochs=4, initial_epoch=2)
     assert [path.name for path in calls] == of_epochs(3, 4)
-
-
-@pytest.mark.nightly
-def test_it_is_used_for_a_second_training(tmp_path):
-    """Of another model, which it is to export then."""
-    callback = ExportForProbing(tmp_path, epochs=[1], overwrite=True)
-    outputs = {}
-    for seed in (2, 3):
-        model = network(seed)
-        fit(model, callback)
-        outputs[seed] = model(IMAGES, training=False).numpy()
-        np.testing.assert_allclose(
-            tfr.chain(tmp_path / "epoch0001")(IMAGES), outputs[seed], rtol=1e-5
-        )
-    assert not np.allclose(outputs[2], outputs[3], atol=1e-3)
 
 
 # Copies and arguments
@@ -335,11 +288,6 @@ def test_bad_arguments(tmp_path):
         ExportForProbing(tmp_path, every=2, epochs=[1])
 
 
-def test_epochs_of_numpy_and_iterators(tmp_path):
-    assert ExportForProbing(tmp_path, epochs=iter([1, 2])).epochs == {1, 2}
-    assert ExportForProbing(tmp_path, epochs={4}).epochs == {4}
-
-
 def test_a_network_that_has_no_chain_is_not_trained(tmp_path):
     inputs = keras.Input((4, 4, 1))
     plain = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(inputs)))
@@ -349,28 +297,6 @@ def test_a_network_that_has_no_chain_is_not_trained(tmp_path):
     # Where nothing is to be exported, nothing is in the way.
     with pytest.warns(UserWarning, match="nothing will be exported"):
         fit(plain, ExportForProbing(tmp_path / "series", every=2), epochs=1)
-
-
-class FailsInGraph(layers.Layer):
-    """Works while the model is built and trained, and not in a graph of its own."""
-
-    def call(self, inputs, training=None):
-        if not training:
-            raise RuntimeError("no graph of this")
-        return inputs
-
-    def compute_output_spec(self, inputs, training=None):
-        return keras.KerasTensor(inputs.shape, inputs.dtype)
-
-
-def test_a_network_that_cannot_be_traced_is_not_trained(tmp_path):
-    inner = network()
-    inputs = keras.Input((4, 4, 1))
-    model = keras.Model(inputs, inner(FailsInGraph()(inputs)))
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    with unchanged(model), pytest.raises(RuntimeError, match="no graph of this"):
-        fit(model, ExportForProbing(tmp_path, every=2), epochs=2)
-    assert names_in(tmp_path) == []
 
 
 def test_a_network_that_is_built_by_its_first_batch(tmp_path):

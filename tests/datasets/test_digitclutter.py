@@ -8,7 +8,6 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 from PIL import Image, ImageDraw, ImageFont
 from refusals import refused
 
@@ -102,17 +101,6 @@ def test_prepared_images_are_the_scenes_in_their_order(tmp_path):
             scenes = [sample_scene(index, 4, split, 5) for index in range(count)]
             np.testing.assert_array_equal(digits, [scene.digits for scene in scenes])
             np.testing.assert_array_equal(images, [draw(scene) for scene in scenes])
-
-
-def test_tfds_load_takes_any_name(tmp_path):
-    name = "digitclutter/digits5-6-2-3-seed9"
-    for _ in range(2):  # drawn first, then found
-        data, info = tfds.load(name, data_dir=tmp_path, with_info=True)
-        sizes = {split: len(part) for split, part in data.items()}
-        assert sizes == {"train": 6, "validation": 2, "test": 3}
-        assert info.features["image"].shape == (32, 32, 1)
-        assert info.features["digits"].shape == (5,)
-        assert info.config_name == "digits5-6-2-3-seed9"
 
 
 def test_refused():

@@ -73,17 +73,6 @@ def test_fewer_held_out_images_are_the_last(tmp_path):
             np.testing.assert_array_equal(one, other[chosen])
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist", "digitclutter"])
-def test_what_is_augmented(tmp_path, name):
-    write(tmp_path / "file.npz", name, 3, images_of(name))
-    for augment in (None, False, True):
-        parts = datasets.load_file(tmp_path / "file.npz", augment=augment, seed=5)
-        expected = augment if augment is not None else name.startswith("cifar")
-        assert [part.augment for part in parts] == [expected, False, False]
-        assert [part.shuffle for part in parts] == [True, False, False]
-        assert parts[0].seed == 5
-
-
 def test_saving_again_replaces_the_file_when_the_new_one_is_complete(tmp_path, data_dir):
     path = tmp_path / "a.npz"
     write(path, "cifar10", 3, images_of("cifar10"))
@@ -156,11 +145,6 @@ def test_other_files_are_refused(tmp_path):
     np.savez(tmp_path / "other.npz", a=[1])
     with refused("data_file"):
         datasets.load_file(tmp_path / "other.npz")
-
-
-def test_files_that_cannot_be_read_are_not_called_damaged(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"`data_file` must .* Received: data_file="):
-        datasets.load_file(tmp_path / "nothing.npz")
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,6 @@ def test_a_tutorial_begins(place):
     assert names["shared"].count_params() < names["plain"].count_params()
 
 
-def test_python_is_found_on_many_pages():
-    assert len(RUN) > 15
-    assert {README, EVERY_RUN} <= set(RUN)
-    assert len(TUTORIALS) == 5
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_are_known(page):
     for _, block in blocks_of(page, "sh"):
@@ -89,8 +83,3 @@ def check(words):
     command = tfresidual_cli.cli.commands[words[0]]
     with click.Context(command, info_name=words[0]) as context:
         command.make_parser(context).parse_args(words[1:])
-
-
-def test_an_unknown_option_is_noticed():
-    with pytest.raises(click.NoSuchOption):
-        check(["study", "--nothing", "1"])

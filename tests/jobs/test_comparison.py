@@ -11,14 +11,12 @@ import shutil
 
 import pandas as pd
 import pytest
-from reference.random_network import sample
 from refusals import refused
 
 from tfresidual.jobs import probing, training
 from tfresidual.jobs.comparison import compare
 from tfresidual.jobs.frames import read_frames
 from tfresidual.jobs.settings import Settings
-from tfresidual.machine.console import printable
 from tfresidual.report import write
 
 pytestmark = [pytest.mark.system, pytest.mark.eager]
@@ -140,18 +138,6 @@ def test_errors_stand_beside_chance_and_their_noise(runs):
     assert "Not below chance by two standard errors: gated." in text
 
 
-def test_pixels_and_digits_are_part_of_the_images(runs):
-    for folder, changes in zip(runs, ({"pixels": "0-1"}, {"digits": 4}), strict=True):
-        records = json.loads((folder / "probes" / "probes.json").read_text())
-        assert records["readout"]["digits"] == 3
-        records["readout"] |= changes | {"images": {"test": 20}}
-        (folder / "probes" / "probes.json").write_text(json.dumps(records))
-    assert (
-        "Not the same images: 20 test images of Digitclutter, 3 digits, pixels 0-1 (plain); "
-        "20 test images of Digitclutter, 4 digits (gated)."
-    ) in text_of(compare(runs))
-
-
 def test_runs_of_one_name_are_told_apart(runs, tmp_path):
     other = shutil.copytree(runs[0], tmp_path / "other" / "plain")
     path = compare([runs[0], other])
@@ -194,43 +180,6 @@ def test_damaged_files_are_named(runs, name):
     path.write_text(path.read_text() + "," * 200)
     with pytest.raises(ValueError, match=rf"^{path.name} is damaged"):
         compare(runs)
-
-
-NAMES = {
-    "letters that nothing prints": ("a\nb", "\x1b[31m"),
-    "mathematics and hidden": ("$x$", "_hidden"),
-    "columns of tables": ("position", "stage"),
-    "markup": ("[b]", "<b>&amp;"),
-    "no UTF-8": (os.fsdecode(b"\xff"), "\\udcff"),
-    "long": ("x" * 200, "x" * 199 + "y"),
-}
-
-
-@pytest.mark.parametrize("name", sample({n: n for n in NAMES}, 4, pytest.mark.nightly))
-def test_runs_of_any_name(runs, name):
-    named = [
-        folder.rename(folder.with_name(to)) for folder, to in zip(runs, NAMES[name], strict=True)
-    ]
-    page = compare(named)
-    text = text_of(page)
-    assert page.name.isprintable()
-    if name == "long":
-        assert "xxx\N{HORIZONTAL ELLIPSIS}xxx" in text and len(page.name) < 200
-    elif name == "no UTF-8":
-        assert "\\udcff and \\udcff (2) compared" in text
-    else:
-        shown = [printable(to) for to in NAMES[name]]
-        assert " ".join(f"{shown[0]} and {shown[1]} compared".split()) in text
-
-
-@pytest.mark.nightly
-def test_many_runs_have_a_page_of_a_short_name(runs, tmp_path):
-    many = [shutil.copytree(runs[0], tmp_path / f"a-long-name-{seed}") for seed in range(15)]
-    for folder in many:
-        shutil.rmtree(folder / "probes")
-    pages = {compare(some).name for some in (many, many[1:])}
-    assert len(pages) == 2
-    assert all(re.fullmatch(r"compare-a-long-name-\d+-and-1\d-more-\w{8}.html", p) for p in pages)
 
 
 def test_frames_are_read_as_they_were_written(tmp_path):

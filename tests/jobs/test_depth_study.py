@@ -11,7 +11,6 @@ import signal
 import time
 
 import keras
-import keras_tuner
 import pandas as pd
 import processes
 import pytest
@@ -21,10 +20,8 @@ from tfresidual import probes, report, training, tuning
 from tfresidual.jobs import depth_study
 from tfresidual.jobs.building import build, compile_for
 from tfresidual.jobs.data import prepare
-from tfresidual.jobs.run_folder import claim
 from tfresidual.jobs.settings import Settings
 from tfresidual.jobs.training import train
-from tfresidual.machine.console import terminal
 from tfresidual.machine.locks import FolderInUseError, locked
 
 pytestmark = [pytest.mark.eager, pytest.mark.system]
@@ -56,26 +53,6 @@ def without_time(frame):
 
 def trials_written(folder):
     return {path: path.stat().st_mtime_ns for path in folder.glob("search/trial_*/*")}
-
-
-@pytest.mark.nightly
-def test_a_process_of_a_search_logs_its_trials(tmp_path, settings, capsys):
-    """Without a supervisor, such a process is the whole search."""
-    search = dataclasses.replace(SEARCH, max_trials=2)
-    claim(tmp_path, {"settings": settings, "search": search})
-    depth_study.member(tmp_path)
-    # After the date and the time.
-    logged = [line[20:] for line in capsys.readouterr().err.splitlines()]
-    lines = [line for line in logged if line.startswith("trial ")]
-    trace = trace_of(tmp_path)
-    for trial, (begun, ended) in enumerate(zip(lines[::2], lines[1::2], strict=True)):
-        rows = trace[trace["trial"] == trial]
-        text = f"trial {trial + 1}: {' '.join(map(str, rows['blocks']))} blocks, "
-        means = " ".join(f"{mean:.3g}" for mean in rows["mean_scaled_perturbation"])
-        assert begun == f"{text}started"
-        assert ended.startswith(f"{text}finished, mean scaled perturbation {means} (")
-        assert f"error {rows['error'].iloc[0]:.1%}" in ended
-    assert len(lines) == 4
 
 
 def test_what_is_written(done, settings):
@@ -184,7 +161,6 @@ def test_a_folder_that_is_being_searched_is_left_alone(
         assert time.monotonic() - begun < 5
         changed = {path.name for path, when in state_of(folder).items() if before.get(path) != when}
     assert changed <= {".lock"}
-    assert not (folder / "logs").exists()
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly)])
@@ -204,30 +180,14 @@ def test_a_run_holds_its_folder(settings, tmp_path, monkeypatch, elsewhere, work
     for owner, name in (
         (depth_study, "claim"),
         (depth_study, "_search"),
-        (tuning, "supervise"),
+        (tuning, "run_workers"),
         (depth_study, "_conclude"),
     ):
         monkeypatch.setattr(owner, name, look(name))
     depth_study.run(tmp_path, settings, SEARCH, workers=workers)
-    assert looks == ["claim", "supervise" if workers > 1 else "_search", "_conclude"]
+    assert looks == ["claim", "run_workers" if workers > 1 else "_search", "_conclude"]
     with locked(tmp_path):
         pass
-
-
-def test_a_search_without_a_trial_is_watched(tmp_path, capsys):
-    """Its first worker may take a minute to ask for one; what it says goes to the terminal."""
-    oracle = tuning.DepthOracle((2, 2, 2))
-    oracle.place_in(tmp_path / "search")
-    oracle.save()
-    watch = depth_study._Watch(tmp_path / "search", terminal())
-    watch()
-    trial = oracle.create_trial("worker0")
-    watch()
-    trial.status = "FAILED"
-    oracle.end_trial(trial)
-    for _ in range(2):
-        watch()
-    assert capsys.readouterr().err == "trial 0: 2 2 2 blocks failed\n"
 
 
 # A part of a search, by the environment
@@ -239,12 +199,9 @@ def be(monkeypatch, name, port="8000"):
     monkeypatch.setenv("KERASTUNER_ORACLE_PORT", port)
 
 
-def test_the_environment_is_checked_before_anything_else(settings, tmp_path, monkeypatch):
-    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
-    with pytest.raises(ValueError, match=r"`KERASTUNER_TUNER_ID` must be set.*Received: KERAS"):
-        depth_study.run(tmp_path / "new", "no settings", SEARCH)
+def test_a_chief_does_not_start_workers(settings, tmp_path, monkeypatch):
     be(monkeypatch, "chief")
-    with pytest.raises(ValueError, match=r"`workers` must be 1 .*Received: workers=2, KERASTUNER"):
+    with refused("workers"):
         depth_study.run(tmp_path / "new", settings, SEARCH, workers=2)
     assert list(tmp_path.iterdir()) == []
 
@@ -258,42 +215,6 @@ def test_a_worker_leaves_the_folder_to_its_chief(settings, tmp_path, monkeypatch
         more = dataclasses.replace(SEARCH, max_trials=1)
         assert depth_study.run(tmp_path, settings, more) is None
         assert (tmp_path / "settings.json").read_text() == before
-
-
-def test_a_chief_is_given_the_watch(settings, tmp_path, monkeypatch):
-    be(monkeypatch, "chief")
-    watches = []
-
-    def search(tuner, *args, **kwargs):
-        watches.append(tuner.oracle.watch)
-
-    monkeypatch.setattr(tuning.DepthSearch, "search", search)
-    monkeypatch.setattr(depth_study, "_conclude", lambda *args: None)
-    depth_study.run(tmp_path, settings, SEARCH)
-    (watch,) = watches
-    assert watch.project == tmp_path / "search"
-
-
-@pytest.mark.nightly
-def test_the_log_of_a_worker_says_what_failed(settings, tmp_path, monkeypatch, capfd):
-    """The search of a supervised process, in this one."""
-    train, validation, _ = prepare(settings)
-
-    def fail(self, hp, *args, **kwargs):
-        raise keras_tuner.errors.FailedTrialError("too\ndeep")
-
-    monkeypatch.setattr(depth_study._Hypermodel, "fit", fail)
-    search = dataclasses.replace(SEARCH, max_trials=1)
-    depth_study._search(
-        tmp_path, settings, search, train, validation, None, None, depth_study._Logged
-    )
-    out, err = capfd.readouterr()
-    assert out == ""
-    # keras-tuner writes the whole traceback of a failure.
-    lines = [line for line in err.splitlines() if re.match(r"\d{4}-.* trial ", line)]
-    for line, text in zip(lines, ("started", "failed: FailedTrialError: too deep"), strict=True):
-        when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
-        assert re.fullmatch(rf"{when} trial 0: 2 2 2 blocks, {text}", line)
 
 
 # The experiment around it
@@ -410,12 +331,12 @@ def test_a_killed_search_goes_on(done, settings, tmp_path):
 
 
 @pytest.mark.nightly
-def test_workers_find_the_same(done, settings, tmp_path):
+def test_workers_find_the_same(done, settings, tmp_path, capfd):
     """Trials are seeded by their depths: whoever trains them measures the same."""
     outcome = depth_study.run(tmp_path, settings, SEARCH, workers=2)
     assert outcome.blocks == done[1].blocks
-    logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("worker*.log"))
-    assert len(re.findall(r" blocks, finished, mean ", logs)) == len(trace_of(tmp_path)) // 3
+    told = re.findall(r"trial \d+: \d \d \d blocks, mean .* rule", capfd.readouterr().err)
+    assert len(told) == len(trace_of(tmp_path)) // 3
     alone, together = (
         without_time(trace_of(folder)).query("status == 'completed'")
         for folder in (done[0], tmp_path)

@@ -11,8 +11,7 @@ from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes, sources
-from tfresidual.definitions.settings import PruningSettings
-from tfresidual.jobs import probing, pruning, training
+from tfresidual.jobs import probing, training
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import Settings
 from tfresidual.probes import running
@@ -114,12 +113,6 @@ def test_everything_by_default_beside_the_network(run, tmp_path):
     pd.testing.assert_frame_equal(again["readout"], of_train)
 
 
-def test_indices_that_were_asked_for_are_refused_at_chance(run, tmp_path):
-    with pytest.raises(ValueError, match=r"error is below chance.*Received: an error of 1\.0"):
-        probing.probe(run[0], ["convergence_indices"], tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_images_are_whole_batches(run, test_images, tmp_path):
     part = {"test": test_images["test"].take(1)}
     expected = probes.readout(run[0] / "model.keras", part)
@@ -183,15 +176,6 @@ def test_probes_that_a_network_has_blocks_for():
     }
 
 
-def test_lipschitz_bounds_of_a_file(run, tmp_path):
-    net = random_network(**OF_CLUTTER, blocks=1, lipschitz=0.9)
-    net.save(tmp_path / "net.keras")
-    changes = data_changes(run)
-    frames, paths = probing.probe(tmp_path / "net.keras", ["lipschitz"], changes=changes)
-    pd.testing.assert_frame_equal(frames["lipschitz"], probes.lipschitz(net), rtol=1e-4)
-    assert paths[0] == tmp_path / "probes" / "net" / "lipschitz.csv"
-
-
 def test_a_probe_that_fails_loses_nothing(run, tmp_path):
     probing.probe(run[0], ["readout"], tmp_path)
     content = (tmp_path / "readout.csv").read_bytes()
@@ -225,31 +209,6 @@ def test_bad_arguments(run, tmp_path, name, change):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("times", 0), ("scale", float("nan")), ("chance", "largest_class")),
-        *(("memory_limit", 0), ("first_block", -1)),
-    ],
-)
-def test_bad_options(name, value):
-    with refused(name):
-        running.ProbeOptions(**{name: value})
-
-
-@pytest.mark.parametrize("below", ["", "new"])
-def test_a_folder_that_is_a_file_is_refused_before_anything_is_opened(run, tmp_path, below):
-    (tmp_path / "file").write_text("mine")
-    # Whoever opened it would find it damaged.
-    (tmp_path / "net.keras").write_text("no network")
-    folder = tmp_path / "file" / below
-    with pytest.raises(
-        NotADirectoryError, match=r"`folder` must be.*Received: folder=.*is not a folder$"
-    ):
-        probing.probe(tmp_path / "net.keras", folder=folder, changes=data_changes(run))
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
     ("classes", "activation"), [(10, "sigmoid"), (100, "softmax")], ids=["labels", "classes"]
 )
 def test_data_of_another_kind_is_refused_before_it_is_loaded(tmp_path, classes, activation):
@@ -257,18 +216,6 @@ def test_data_of_another_kind_is_refused_before_it_is_loaded(tmp_path, classes, 
     random_network(**shape, blocks=1).save(tmp_path / "net.keras")
     with pytest.raises(ValueError, match=rf"`data`.*{classes} classes.*Received: data='cifar10'"):
         probing.probe(tmp_path / "net.keras", changes={"data": "cifar10"})
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_data_of_another_rank_is_refused(run, tmp_path):
-    inputs = keras.Input((16,))
-    outputs = keras.layers.Dense(10, activation="sigmoid")(keras.layers.Dense(16)(inputs) + inputs)
-    keras.Model(inputs, outputs, name="flat").save(tmp_path / "net.keras")
-    message = (
-        r"`data` must .* shape \(16,\), which flat in .*net.keras' takes\. Received: data=.*32"
-    )
-    with pytest.raises(ValueError, match=message):
-        probing.probe(tmp_path / "net.keras", changes=data_changes(run))
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -296,33 +243,6 @@ def test_images_as_a_network_from_elsewhere_takes_them(run, tmp_path):
         tmp_path / "elsewhere.keras", "readout", changes=data_changes(run), pixels="0-255"
     )
     pd.testing.assert_frame_equal(found["readout"], expected["readout"], rtol=1e-3)
-
-
-def test_the_format_of_pixels_is_not_guessed(run, tmp_path):
-    """Of a network that has learned images by heart, with pixels from 0 to 255."""
-    inputs = keras.Input((32, 32, 1))
-    state = keras.layers.Dense(64, "relu")(keras.layers.Flatten()(inputs))
-    for _ in range(2):
-        branch = keras.layers.Dense(64, kernel_initializer="zeros")(state)
-        state = keras.layers.Add()([state, branch])
-    net = keras.Model(inputs, keras.layers.Dense(10, "sigmoid")(state))
-    net.compile(keras.optimizers.Adam(1e-4), "binary_crossentropy")
-    _, validation, test = prepare(run[1], pixels="0-255")
-    net.fit(validation.concatenate(test).cache(), epochs=150, shuffle=False, verbose=0)
-    path = tmp_path / "net.keras"
-    net.save(path)
-    changes, blocks = data_changes(run), PruningSettings(blocks=1, by="l2_ratio", compare=False)
-    with refused("pixels"):
-        probing.probe(path, "readout", changes=changes)
-    with refused("pixels"):
-        pruning.run(path, tmp_path / "pruned", blocks, changes)
-    assert not any(tmp_path.rglob("*.csv"))
-    for pixels, is_right in (("0-255", True), ("standardized", False)):
-        frames, _ = probing.probe(path, "readout", changes=changes, pixels=pixels)
-        assert (frames["readout"]["error"].iloc[-1] < 0.2) == is_right
-    frame = pruning.run(path, tmp_path / "pruned", blocks, changes, pixels="0-255")
-    frames, _ = probing.probe(tmp_path / "pruned", "readout")
-    assert frames["readout"]["error"].iloc[-1] == pytest.approx(frame["error"].iloc[-1])
 
 
 # SavedModels, and series of them
@@ -386,33 +306,8 @@ def test_a_series(run, series, tmp_path):
     )
 
 
-def test_a_series_in_the_folder_of_a_run_has_its_data(run, series, tmp_path):
-    shutil.copytree(run[0], tmp_path / "run")
-    shutil.copytree(series[0] / "epoch0002", tmp_path / "run" / "series" / "epoch0002")
-    frames, _ = probing.probe(tmp_path / "run" / "series", ["readout"], images=32)
-    assert frames["readout"]["epoch"].unique().tolist() == [1]
-
-
 def content_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.nightly
-def test_one_of_a_series_leaves_the_frames_of_the_series_alone(run, series, tmp_path):
-    folder = tmp_path / "series"
-    shutil.copytree(series[0], folder)
-    changes = data_changes(run)
-    frames, paths = probing.probe(folder, ["effective_parameters"], changes=changes)
-    assert {path.parent for path in paths} == {folder / "probes"}
-    assert frames["effective_parameters"]["epoch"].nunique() == 3
-    before = content_of(folder)
-    assert not (folder / "probes" / "unfinished").exists()
-    _, paths = probing.probe(folder / "epoch0002", ["effective_parameters"], changes=changes)
-    assert {path.parent for path in paths} == {folder / "probes" / "epoch0002"}
-    assert before.items() <= content_of(folder).items()
-    # What either wrote is no part of the series.
-    again, _ = probing.probe(folder, ["effective_parameters"], changes=changes)
-    pd.testing.assert_frame_equal(again["effective_parameters"], frames["effective_parameters"])
 
 
 def remove(*names):
@@ -489,28 +384,6 @@ def test_a_series_that_ends_early_leaves_whole_frames_as_they_were(run, series, 
     saved = pd.read_csv(folder / "probes" / "readout.csv")
     assert len(saved) < len(frames["readout"])
     assert saved["epoch"].unique().tolist() == [-1, 1]
-
-
-def test_only_names_as_they_are_written_make_a_series(run, series, tmp_path):
-    for name in ("epoch0002", "epoch2", "epoch00004"):
-        shutil.copytree(series[0] / "epoch0002", tmp_path / name)
-    frames, _ = probing.probe(tmp_path, ["effective_parameters"], changes=data_changes(run))
-    assert frames["effective_parameters"]["epoch"].unique().tolist() == [1]
-    # On its own it is a network like any other.
-    _, paths = probing.probe(tmp_path / "epoch2", ["effective_parameters"], tmp_path / "out",
-                             changes=data_changes(run))  # fmt: skip
-    assert paths
-
-
-def test_what_is_no_network_of_a_series(run, tmp_path):
-    (tmp_path / "epoch0001").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"`target` must be.*Received: target="):
-        probing.probe(tmp_path, ["readout"], changes=data_changes(run))
-    net = random_network(blocks=1, widths=(2,))
-    tfr.export(net, tmp_path / "epoch0001", probing=False, overwrite=True)
-    with pytest.raises(ValueError, match=r"`probing=False`.*Received: source="):
-        probing.probe(tmp_path, ["readout"], changes=data_changes(run))
-    assert [path.name for path in tmp_path.iterdir()] == ["epoch0001"]
 
 
 def test_paths_of_networks(series, tmp_path):

@@ -2,9 +2,11 @@
 
 import dataclasses
 import shutil
+import signal
 
 import keras
 import pandas as pd
+import processes
 import pytest
 from refusals import refused
 
@@ -57,14 +59,33 @@ def test_what_is_there(pruned, run):
     assert (folder / "figures" / "pruning.png").exists()
 
 
+KILLED = """
+import os, signal, sys
+from tfresidual.definitions.settings import PruningSettings
+from tfresidual.jobs import pruning
+
+def watch(event, arguments):
+    # Just before the checkpoint of the second epoch takes its place.
+    if event == "os.rename" and os.fsdecode(arguments[1]).endswith("epoch-0001.keras"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(watch)
+pruning.run(sys.argv[1], sys.argv[2], PruningSettings(**eval(sys.argv[3])))
+"""
+
+
 @pytest.mark.nightly
 def test_it_resumes(pruned, run, tmp_path):
-    """From the curves and the epochs that are complete, with the same numbers."""
+    """Killed while it trains: from the curves and epochs that are complete, the same numbers."""
     folder, settings, frame = pruned
     again = tmp_path / "again"
     shutil.copytree(folder, again)
+    shutil.rmtree(again / "tuning")
     for name in ("report.html", "model.keras", "frames/pruned.csv"):
         (again / name).unlink()
+    result = processes.run(KILLED, run, again, repr(dataclasses.asdict(settings)))
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert not (again / "model.keras").exists()
     kept = again / "frames" / "plan_influence.csv"
     before = kept.stat().st_mtime_ns
     pd.testing.assert_frame_equal(pruning.run(run, again, settings), frame)

@@ -6,26 +6,19 @@ Not covered: CIFAR and MNIST, which need their data.
 import dataclasses
 import html
 import json
-import pathlib
 import re
-import shutil
-import signal
 
 import keras
 import numpy as np
 import pandas as pd
-import processes
 import pytest
-from PIL import Image
-from reference.random_network import random_network
 from refusals import refused
 
-from tfresidual import chain, datasets, probes, tuning
-from tfresidual.jobs import probing, study, training
+from tfresidual import datasets, probes
+from tfresidual.jobs import study
 from tfresidual.jobs.building import build
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import Settings, check, used
-from tfresidual.probes import running
 
 pytestmark = pytest.mark.system
 
@@ -89,22 +82,6 @@ def test_files(done):
     }
 
 
-def test_settings_file(done, settings):
-    content = json.loads((done / "settings.json").read_text())
-    assert content["settings"] == dataclasses.asdict(settings)
-    assert content["versions"]["keras"] == keras.__version__
-    assert set(content) == {"settings", "versions", "machine"}
-
-
-def test_figures_show_something(done):
-    for path in (done / "figures").iterdir():
-        with Image.open(path) as image:
-            assert image.format == "PNG"
-            assert min(image.size) > 200
-            colours = image.convert("RGB").getcolors(maxcolors=2**24)
-        assert len(colours) > 20, path
-
-
 def test_log(done):
     log = pd.read_csv(done / "log.csv")
     assert list(log["epoch"]) == [0, 1]
@@ -130,29 +107,6 @@ def test_block_metrics_are_those_of_the_saved_network(done, saved):
     assert list(frame.columns) == list(expected.columns)
     pd.testing.assert_frame_equal(frame, expected, check_dtype=False, rtol=1e-5)
     assert len(frame) == 2 * 3  # splits and blocks
-
-
-def test_distances_are_those_of_the_saved_network(done, saved, settings):
-    expected = probes.computational_distance(*saved)
-    frame = pd.read_csv(done / "frames" / "computational_distance.csv")
-    assert list(frame.columns) == [*expected.columns, "depth_asked_for"]
-    # Stages are ints and "all"; in a file all of them are text.
-    frame["stage"], expected["stage"] = frame["stage"].astype(str), expected["stage"].astype(str)
-    pd.testing.assert_frame_equal(
-        frame[expected.columns], expected, check_dtype=False, rtol=1e-5, atol=1e-7
-    )
-    first = frame[frame["stage"] == "1"]
-    assert len(first) == 2  # splits
-    for _, row in first.iterrows():
-        asked_for = tuning.depth_for(row["scaled_distance"], settings.epsilon)
-        assert row["depth_asked_for"] == asked_for
-
-
-def test_metrics_by_epoch_are_those_of_the_log(done):
-    log = pd.read_csv(done / "log.csv")
-    frame = pd.read_csv(done / "frames" / "block_metrics_by_epoch.csv")
-    pd.testing.assert_frame_equal(frame, probes.from_logs(log), check_dtype=False)
-    assert set(frame["epoch"]) == {0, 1}
 
 
 def test_report(done, saved):
@@ -209,54 +163,6 @@ def test_every_figure_says_on_how_many_images(done):
     assert counts == {split: [n] for split, n in known["borderline"]["images"].items()}
 
 
-@pytest.fixture(scope="module")
-def late(tmp_path_factory, settings):
-    """The folder of a study of three blocks per stage, of which the first is not coupled."""
-    folder = tmp_path_factory.mktemp("runs") / "late"
-    changes = {"depth": 20, "epochs": 1, "coupling": 0.5, "coupling_from": 1}
-    study.run(folder, dataclasses.replace(settings, **changes))
-    return folder
-
-
-@pytest.mark.nightly
-def test_effective_parameters_of_late_coupling(late, tmp_path):
-    net = chain(late / "model.keras")
-    expected = probes.effective_parameters(net, first_block=1)
-    uncoupled = probes.effective_parameters(net)["uncoupled"]
-    assert (expected["uncoupled"] > uncoupled).all()
-    frames, _ = probing.probe(late, ["effective_parameters"], tmp_path / "own")
-    for folder in (late / "frames", tmp_path / "own"):
-        frame = pd.read_csv(folder / "effective_parameters.csv")
-        pd.testing.assert_frame_equal(frame, expected, rtol=1e-6)
-        assert set(pd.read_csv(folder / "weight_deviations.csv")["block"]) == {1, 2}
-        known = json.loads((folder / "probes.json").read_text())
-        assert known["effective_parameters"]["options"]["first_block"] == 1
-    # It reads no images.
-    assert captions_of(late)["How different are the blocks?"] == ""
-    # What is asked for comes before what the run says.
-    options = running.ProbeOptions(first_block=0)
-    frames, _ = probing.probe(late, ["effective_parameters"], tmp_path / "other", options=options)
-    assert frames["effective_parameters"]["uncoupled"].tolist() == uncoupled.tolist()
-    # A network of two blocks in the same folder was not coupled from its second block on.
-    path = tmp_path / "run" / "shallow.keras"
-    shutil.copytree(late, path.parent)
-    random_network(
-        input_shape=(32, 32, 1), classes=10, classifier_activation="sigmoid", blocks=2
-    ).save(path)
-    frames, _ = probing.probe(path, ["effective_parameters"], tmp_path / "shallow")
-    alone = probes.effective_parameters(path)
-    pd.testing.assert_frame_equal(frames["effective_parameters"], alone)
-
-
-def test_the_settings_of_the_report_are_those_used(done):
-    page = (done / "report.html").read_text("utf-8")
-    rows = dict(re.findall(r'<tr><th scope="row">settings \S+ (\w+)</th><td>(.*?)</td>', page))
-    assert rows["depth"] == "8"
-    assert rows["recipe"] == "digitclutter"
-    assert "none" not in rows.values()
-    assert {"coupling", "kernel", "coupling_from", "lipschitz", "gamma"}.isdisjoint(rows)
-
-
 @pytest.mark.parametrize(
     ("changes", "expected", "missing"),
     [
@@ -303,44 +209,6 @@ def test_settings_used(changes, expected, missing):
     assert None not in values.values()
 
 
-def of_frames(cosines, errors, error=0.5, indices=(0.8, float("nan"), 0.1)):
-    """What the tiles of the summary are computed from, on 100 test images."""
-    names = ("convergence_index", "recurrence_index", "divergence_index")
-    place = {"split": "test", "basis": "labels", "error": error, "chance": 0.9}
-    return {
-        "block_metrics": pd.DataFrame(
-            {"split": "test", "cosine_loss": cosines, "cosine_loss_se": errors}
-        ),
-        "convergence_indices": pd.DataFrame(
-            [
-                place
-                | {"stage": stage}
-                | {name: of + more for name, of in zip(names, indices, strict=True)}
-                for stage, more in ((1, 0), (2, 0.25), ("mean", 9))
-            ]
-        ),
-        "borderline": pd.DataFrame([{"split": "test", "group": "all", "images": 100}]),
-    }
-
-
-def test_tiles_count_no_sign_that_is_undecided():
-    frames = of_frames([-0.02] * 5 + [-0.0005, 0.01], [0.004] * 7)
-    _, value, note = study._gradient_tile(frames)
-    assert value == "5 of 7"
-    assert "1 undecided" in note
-    _, value, note = study._gradient_tile(of_frames([-0.02, np.nan], [0.004, np.nan]))
-    assert (value, "0 undecided" in note) == ("1 of 1", True)
-
-
-def test_tiles_of_indices():
-    tiles = {name: value for name, value, _ in study._index_tiles(of_frames([], []))}
-    # No tile for an index that no stage has, and none for the mean.
-    assert tiles == {"Convergence by stage": "0.80, 1.05", "Divergence by stage": "0.10, 0.35"}
-    # 0.04 below chance, with a standard error of 0.035; and no index at all.
-    assert study._index_tiles(of_frames([], [], error=0.86)) == []
-    assert study._index_tiles(of_frames([], [], indices=[np.nan] * 3)) == []
-
-
 @pytest.mark.nightly
 def test_the_same_command_reads_the_finished_training(done, settings):
     before, times = contents(done), checkpoint_times(done)
@@ -355,16 +223,6 @@ def test_the_same_command_reads_the_finished_training(done, settings):
             assert after[name] == before[name], name
 
 
-def test_train_reads_it_too(done, settings):
-    """With a folder of data that is a path, as a script may give it."""
-    before = contents(done)
-    path = pathlib.Path(settings.data_dir)
-    result = training.train(done, dataclasses.replace(settings, data_dir=path))
-    assert contents(done) == before
-    assert len(result.log) == 2
-    assert result.metric == "exact_match"
-
-
 @pytest.mark.parametrize("change", [{"epochs": 3}, {"layout": "original", "width": 8}])
 def test_other_settings_are_refused(done, settings, change):
     before = contents(done)
@@ -376,35 +234,6 @@ def test_other_settings_are_refused(done, settings, change):
         assert f"`{key}` was {getattr(settings, key)!r}" in str(raised.value)
         assert f"{key}={value!r}" in received
     assert contents(done) == before
-
-
-INTERRUPTED = """
-import os, signal, sys
-from tfresidual.jobs import study
-from tfresidual.jobs.settings import Settings
-
-def watch(event, arguments):
-    # Just before the second epoch's checkpoint takes its place.
-    if event == "os.rename" and os.fsdecode(arguments[1]).endswith("epoch-0001.keras"):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(watch)
-study.run(sys.argv[1], Settings(**eval(sys.argv[2])))
-"""
-
-
-@pytest.mark.nightly
-def test_a_killed_study_goes_on(tmp_path, done, settings):
-    result = processes.run(INTERRUPTED, tmp_path, repr(dataclasses.asdict(settings)), cwd=tmp_path)
-    assert result.returncode == -signal.SIGKILL, result.stderr
-    assert {"log.csv", "model.keras", "checkpoints/epoch-0000.keras"} <= set(contents(tmp_path))
-    assert "report.html" not in contents(tmp_path)
-    study.run(tmp_path, settings)
-    before, after = contents(done), contents(tmp_path)
-    assert set(after) == set(before)
-    for name in before:
-        if name.endswith((".csv", ".png")):
-            assert after[name] == before[name], name
 
 
 NOT_USABLE = {
@@ -577,14 +406,3 @@ def test_more_stages_than_halve_the_images():
     build(Settings(data="mnist", network="hauser_resnet", stages=3, depth=1))
     with refused("depth"):
         build(Settings(stages=2))
-
-
-def test_the_seed_decides(settings):
-    networks = []
-    for seed in (3, 3, 4):
-        keras.utils.set_random_seed(seed)
-        networks.append(build(settings).get_weights())
-    same, other = networks[1:]
-    for one, two in zip(networks[0], same, strict=True):
-        np.testing.assert_array_equal(one, two)
-    assert any(not np.array_equal(a, b) for a, b in zip(networks[0], other, strict=True))

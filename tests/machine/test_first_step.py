@@ -4,13 +4,12 @@ Steps are counted by a layer or a loss that is really called: Python runs them o
 """
 
 import keras
-import keras_tuner
 import numpy as np
 import processes
 import pytest
 import tensorflow as tf
 
-from tfresidual import networks, training, tuning
+from tfresidual import networks, training
 from tfresidual.machine.first_step import build_optimizer, traced_once
 
 RNG = np.random.default_rng(0)
@@ -108,19 +107,6 @@ def test_networks_of_the_package_are_traced_once_with_the_numbers_of_keras(optim
     assert_same(network, twin)
 
 
-def test_other_steps_of_networks_of_the_package():
-    network, loss = compiled(small_network())
-    for _ in range(2):
-        network.train_on_batch(IMAGES, LABELS)
-    assert loss.calls == 1
-    network, loss = compiled(small_network(), metrics=())
-    network.fit(IMAGES, LABELS, sample_weight=np.arange(24.0), epochs=2, verbose=0)
-    assert loss.calls == 1
-    network, loss = compiled(networks.InverseProblemNetwork("recurrent", blocks=2))
-    network.fit(RNG.normal(size=(8, 2)), np.arange(8) % 2, epochs=2, verbose=0)
-    assert loss.calls == 1
-
-
 @pytest.mark.system
 def test_a_loaded_network_resumes_its_training(tmp_path):
     straight, _ = compiled(small_network(), "adam")
@@ -154,29 +140,6 @@ def test_trainings_of_any_model_are_traced_once_with_the_numbers_of_keras(tmp_pa
     assert_same(model, twin)
 
 
-@pytest.mark.system
-def test_a_trial_of_the_tuner(tmp_path):
-    class Model(keras_tuner.HyperModel):
-        calls = ()
-
-        def build(self, hp):
-            model = stock_model(*tuning.blocks(hp))
-            model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-            return model
-
-        def fit(self, hp, model, *args, **kwargs):
-            Counted.calls = 0
-            results = model.fit(*args, **kwargs)
-            self.calls += (Counted.calls,)
-            return results
-
-    hypermodel = Model()
-    place = {"directory": tmp_path, "project_name": "search"}
-    search = tuning.DepthSearch(hypermodel, epsilon=1e-6, start=(2,), max_trials=1, **place)
-    search.search(IMAGES, LABELS, validation_data=(IMAGES, LABELS), epochs=2, verbose=0)
-    assert hypermodel.calls == (1,)
-
-
 def test_weights_that_do_not_exist_yet():
     layers = [keras.layers.Dense(4), keras.layers.Dense(3, activation="softmax")]
     model, loss = compiled(keras.Sequential([keras.layers.Flatten(), *layers]))
@@ -186,16 +149,6 @@ def test_weights_that_do_not_exist_yet():
         fit(model)
     assert loss.calls >= 1
     assert model.optimizer.iterations == 4
-
-
-def test_nothing_is_left_after_an_error():
-    model, _ = compiled(stock_model())
-    with pytest.raises(ValueError, match="of them"), traced_once(model):
-        raise ValueError("one of them")
-    assert "compute_loss" not in vars(model)
-    # Nor is an optimizer needed.
-    with traced_once(stock_model()) as nothing:
-        assert nothing is None
 
 
 # Logical devices have to be there before TensorFlow starts, so this runs in a process of its own.

@@ -17,7 +17,7 @@ from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.routing import Block, Chain, Stage, agreement
+from tfresidual.routing import Block, Chain, Stage
 from tfresidual.routing.losses import loss_of
 from tfresidual.sources.saved_model.format import LAYOUT_FILE
 
@@ -165,23 +165,6 @@ def test_sizes_that_only_the_network_knows(tmp_path):
         functools.partial(probes.drop_blocks, fill="resample", keep_norm=True),
     ):
         pd.testing.assert_frame_equal(measure(saved, data), measure(live, data), rtol=1e-4)
-
-
-def test_samples_of_ids_and_masks():
-    shapes = {"ids": (None,), "padding_mask": (None,), "valid": (None, 4), "pixels": (3, 2)}
-    dtypes = {"ids": "int64", "padding_mask": "int32", "valid": "bool", "pixels": "uint8"}
-    chain = small_chain(shapes, dtypes, reference=lambda images: images["pixels"])
-    images = agreement.sample_images(chain)
-    assert {key: part.dtype for key, part in images.items()} == dtypes
-    ids, mask, valid = (images[key].numpy() for key in ("ids", "padding_mask", "valid"))
-    assert set(np.unique(ids)) == {0, 1}
-    assert (ids[:, 0] == 1).all()
-    size = ids.shape[1]
-    np.testing.assert_array_equal(mask, [[1] * size, [1] * (size // 2) + [0] * (size // 2)])
-    np.testing.assert_array_equal(valid[1], [[True, True, False, False]] * size)
-    assert valid[0].all()
-    single = small_chain((1,), "bool", reference=lambda images: images)
-    np.testing.assert_array_equal(agreement.sample_images(single), [[True], [True]])
 
 
 # The names of inputs, and the format

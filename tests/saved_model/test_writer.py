@@ -295,20 +295,6 @@ def test_gradients_flow_through_what_was_loaded(case, loaded):
 # What is written
 
 
-@pytest.mark.system
-def test_block_metrics_of_a_loss_of_rows(tmp_path):
-    net = small_network(loss="mse")
-    export(net, tmp_path / "net")
-    function = tf.saved_model.load(str(tmp_path / "net")).signatures["block_metrics"]
-    rows = np.eye(3, dtype="float32")[[0, 2, 1]]
-    images = small_images(3)
-    expected = probes.block_metrics(net, (images, rows), per_image=True)
-    _, taken = function.structured_input_signature
-    labels = rows if taken["labels"].shape.rank == 2 else np.array([0, 2, 1])
-    measured = function(images=images, labels=labels)["gradient_norm"][:, 0]
-    np.testing.assert_allclose(measured, expected["gradient_norm"], rtol=1e-5)
-
-
 def test_serving_alone(tmp_path):
     net = small_network()
     export(net, tmp_path / "net", probing=False)
@@ -358,17 +344,3 @@ def test_later_weights_are_exported_without_compiling_anew(tmp_path, monkeypatch
     outputs = [tfr.chain(tmp_path / name)(small_images()).numpy() for name in ("one", "two")]
     assert not np.allclose(*outputs, atol=1e-3)
     np.testing.assert_array_equal(outputs[1], net.predict(small_images(), verbose=0))
-
-
-@pytest.mark.nightly
-def test_bounds_are_those_of_later_weights(tmp_path):
-    net = random_network(blocks=(1,), widths=(2,), lipschitz=0.9)
-    chain = tfr.chain(net)
-    export(chain, tmp_path / "one")
-    for weight in chain.blocks[0].weights.values():
-        weight.assign(3 * weight)
-    export(chain, tmp_path / "two")
-    expected = probes.lipschitz(net)
-    opened = [probes.lipschitz(tmp_path / name) for name in ("one", "two")]
-    np.testing.assert_allclose(opened[1]["divisor"], expected["divisor"], rtol=1e-3)
-    assert opened[1]["divisor"][0] > opened[0]["divisor"][0]

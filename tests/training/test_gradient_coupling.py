@@ -210,15 +210,6 @@ def test_weights_stay_equal_with_every_optimizer(name):
         assert np.abs(ours.numpy() - theirs.numpy()).max() > 0
 
 
-def test_the_first_blocks_are_on_their_own():
-    net = fitted(GradientCoupling(OPTIMIZERS["momentum"](), 1.0, first_block=1), blocks=4)
-    units = [net.get_layer(f"stage1_block{block}") for block in range(4)]
-    kernels = [unit.convolution1.kernel.numpy() for unit in units]
-    np.testing.assert_array_equal(kernels[1], kernels[2])
-    np.testing.assert_array_equal(kernels[1], kernels[3])
-    assert np.abs(kernels[0] - kernels[1]).max() > 0
-
-
 # Between the ends, every optimizer: the inner one gets the mixed gradients. No network is needed.
 
 

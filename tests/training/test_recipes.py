@@ -1,7 +1,6 @@
 """The papers' learning rates, step by step, against the numbers printed in the papers."""
 
 import dataclasses
-import json
 
 import keras
 import numpy as np
@@ -127,14 +126,6 @@ def test_a_learning_rate_changes_all_rates_by_the_same_factor():
     steps = keras.ops.arange(77)
     theirs, ours = (np.array([found.schedule(7, 11)(i) for i in steps]) for found in (own, changed))
     np.testing.assert_allclose(8 * ours, theirs, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("name", "l2"), [("avg_pooling", None), ("one_cycle", 0.1)])
-def test_config_round_trip_of_the_optimizer(name, l2):
-    optimizer = training.recipe(name, l2=l2).optimizer(7, 11)
-    config = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
-    again = keras.optimizers.deserialize(config)
-    assert keras.optimizers.serialize(again) == keras.optimizers.serialize(optimizer)
 
 
 def test_refused():

@@ -1,6 +1,6 @@
 """Trainings that write their folder, are interrupted, killed and resumed.
 
-Kills at random moments are in jobs/test_killed_runs.py. Not covered: a machine that loses power.
+Not covered: a machine that loses its power.
 """
 
 import io
@@ -15,7 +15,6 @@ import pandas as pd
 import processes
 import pytest
 import tensorflow as tf
-from refusals import refused
 from rich.console import Console
 from training import small_training
 
@@ -237,20 +236,6 @@ def test_more_epochs_are_added_to_a_finished_training(tmp_path, data):
     assert files_of(tmp_path)[0] == "checkpoints/epoch-0003.keras"
 
 
-def test_a_key_that_is_nan_at_first_keeps_its_column(tmp_path, data):
-    def publish(epoch, logs):
-        # An int in every second epoch, as the callbacks of the package publish depths.
-        logs["depth"] = 7 if epoch % 2 else float("nan")
-
-    every = keras.callbacks.LambdaCallback(on_epoch_end=publish)
-    train(tmp_path / "whole", data, callbacks=[every])
-    interrupted(tmp_path / "two", data, 1, 1, callbacks=[every])
-    train(tmp_path / "two", data, callbacks=[every])
-    logs = [pd.read_csv(tmp_path / name / "log.csv") for name in ("whole", "two")]
-    assert logs[0]["depth"].tolist() == pytest.approx([np.nan, 7, np.nan], nan_ok=True)
-    pd.testing.assert_frame_equal(*logs, check_exact=True)
-
-
 def test_leftovers_of_a_kill_do_no_harm(tmp_path, data, uninterrupted, killed_while_writing):
     interrupted(tmp_path, data, 2, 1)
     half = (tmp_path / "checkpoints" / "epoch-0001.keras").read_bytes()[:1000]
@@ -318,22 +303,6 @@ def test_compile_network():
     assert float(network.optimizer.learning_rate) == pytest.approx(0.1)
     with pytest.raises(ValueError, match=r"`coupling`. Received: kernel='uniform', coupling=None"):
         training.compile_network(network, "cifar10", 3, 5, kernel="uniform")
-
-
-@pytest.mark.parametrize("epochs", [0, 2.0, "3", None])
-def test_train_refuses(tmp_path, data, epochs):
-    with refused("epochs"):
-        train(tmp_path / "new", data, epochs=epochs)
-    assert not (tmp_path / "new").exists()
-    network = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
-    with pytest.raises(ValueError, match="compile"):
-        train(tmp_path / "new", data, network)
-    assert contents(tmp_path) == {}
-
-
-def test_a_metric_that_is_not_compiled_is_an_error(tmp_path, data):
-    with refused("metric"):
-        train(tmp_path / "new", data, metric="f1")
 
 
 def test_progress_on_a_console(tmp_path, data):

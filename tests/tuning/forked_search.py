@@ -5,7 +5,6 @@ forks them, or searches.
 """
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -59,7 +58,7 @@ def fork(order):
         return child
     code = 1
     try:
-        with open(order["log"], "a") as log, open(order.get("stdin", os.devnull)) as stdin:
+        with open(order["log"], "a") as log, open(os.devnull) as stdin:
             for number, file in enumerate((stdin, log, log)):
                 os.dup2(file.fileno(), number)
         os.environ.update(order["environment"])
@@ -73,30 +72,20 @@ def fork(order):
 
 
 def run(order):
-    """Searches, or supervises others that do."""
+    """Searches."""
     folder = pathlib.Path(order["folder"])
     note(folder, "pids", os.environ.get("KERASTUNER_TUNER_ID", "alone"), os.getpid())
-    from tfresidual import tuning
-    from tfresidual.tuning import depth_oracle, depth_search, workers
+    from tfresidual.tuning import depth_search
 
-    if "supervised" in order:
-        tuning.supervise(order["supervised"], 2, f"{folder}-logs")
-        return
-    # Tests have no time to wait for what may take half a minute.
-    depth_search.POLL = workers.POLL = 0.05
-    depth_oracle.LEASE = order.get("lease", depth_oracle.LEASE)
-    workers.HEARTBEAT = order.get("heartbeat", workers.HEARTBEAT)
+    # Tests have no time to wait.
+    depth_search.POLL = 0.05
     if "kill_at" in order:
         kill_at_file(folder, order.get("events", ["os.rename"]), order["kill_at"])
-    if "full_disk_at" in order:
-        fill_disk(depth_oracle, order["full_disk_at"])
     start, widths, *_ = SIZES[order.get("size", "large")]
     tuner = search_class(order)(
         lambda hp: hp.Choice("width", list(widths)),
         start=start,
         max_blocks=60,
-        chief_timeout=order.get("chief_timeout", 20),
-        overwrite=order.get("overwrite", False),
         directory=folder.parent,
         project_name=folder.name,
     )
@@ -117,20 +106,6 @@ def kill_at_file(folder, events, count):
     sys.addaudithook(watch)
 
 
-def fill_disk(depth_oracle, count):
-    """Lets the oracle find no space for the `count`-th state that it saves, nor from then on."""
-    saves, write_json = 0, depth_oracle.write_json
-
-    def write(path, content):
-        nonlocal saves
-        saves += pathlib.Path(path).name == "oracle.json"
-        if saves >= count:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write_json(path, content)
-
-    depth_oracle.write_json = write
-
-
 def search_class(order):
     import keras_tuner
     import numpy as np
@@ -145,8 +120,6 @@ def search_class(order):
             width = trial.hyperparameters.get("width")
             note(order["folder"], "begun", self.tuner_id, trial.trial_id)
             time.sleep(order.get("sleep", SLEEP))
-            if trial.trial_id == "0000":
-                time.sleep(order.get("sleep_of_first", 0))
             *_, most, noise = SIZES[order.get("size", "large")]
             if order.get("all_fail") or (noise and width == 8 and depths[0] > 40):
                 raise keras_tuner.errors.FailedTrialError("it could not be trained")
@@ -160,21 +133,12 @@ def search_class(order):
                 measured[f"stage{stage}/scaled_distance"] = distance
             return measured
 
-        def on_trial_end(self, trial):
-            if order.get("die_after_report"):
-                os.kill(os.getpid(), signal.SIGKILL)
-            super().on_trial_end(trial)
-
     return Search
 
 
 def note(folder, kind, *values):
     with open(f"{folder}-{kind}.txt", "a") as file:
         file.write(" ".join(map(str, values)) + "\n")
-
-
-def command(**order):
-    return [sys.executable, "-P", __file__, json.dumps(order)]
 
 
 # What the tests ask about
@@ -246,9 +210,7 @@ class Cluster:
             "KERASTUNER_ORACLE_IP": "127.0.0.1",
             "KERASTUNER_ORACLE_PORT": str(self.port),
         }
-        environment = {} if name in ("alone", "supervisor") else environment
-        if "stdin" in order:
-            environment["TFRESIDUAL_SUPERVISED"] = "0"
+        environment = {} if name == "alone" else environment
         order = {"folder": str(self.folder), **order}
         log = str(self.log(name))
         self.pids[name] = self.launcher.order(environment=environment, log=log, **order)

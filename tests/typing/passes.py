@@ -128,7 +128,7 @@ sections: list[report.Section] = report.search_sections(search.trace(), 0.5)
 page: pathlib.Path = report.write("report.html", "Depth", sections, [("blocks", "6", "")])
 depth: int = tuning.depth_for(3.69, epsilon=0.1)
 depths: list[int] = tuning.depth_for([4.11, 3.12])
-tuning.supervise(["python", "search.py"], 2, "runs", watch=lambda: None)
+tuning.run_workers(["python", "search.py"], 2)
 
 # Jobs
 small = settings.Settings(data="mnist", network="hauser_resnet", depth=2, layout="original")

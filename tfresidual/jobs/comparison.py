@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import os
 import pathlib
@@ -41,8 +40,6 @@ GENERATOR = "tfresidual compare"
 _HEAD = 2000
 # What the rows of errors begin with.
 ERROR_ON = "error on "
-# Letters of the name of a run, and bytes of that of a page; a file system takes 255.
-_LONGEST, _LONGEST_FILE = 40, 180
 # The frames that the page shows.
 FRAMES = {frame for figure in FIGURES for frame in frames_of(figure)}
 
@@ -136,18 +133,10 @@ def _named(runs):
     length = next(n for n in range(1, longest + 1) if len({p[-n:] for p in parts}) == len(parts))
     names: dict[str, pathlib.Path] = {}
     for part, folder in zip(parts, folders, strict=True):
-        name = _short("/".join(part[-length:]))
+        name = printable("/".join(part[-length:]))
         others = itertools.chain([name], (f"{name} ({count})" for count in itertools.count(2)))
         names[next(other for other in others if other not in names)] = folder
     return names
-
-
-def _short(name):
-    """Returns a name as it can be printed and drawn, of at most `_LONGEST` letters."""
-    name = printable(name)
-    if len(name) <= _LONGEST:
-        return name
-    return f"{name[: _LONGEST // 2]}\N{HORIZONTAL ELLIPSIS}{name[-_LONGEST // 2 + 1 :]}"
 
 
 def _target(page, folders):
@@ -155,11 +144,7 @@ def _target(page, folders):
     if page is None:
         first = next(iter(folders.values())).absolute()
         names = [name.replace("/", "-") for name in folders]
-        stem = "-".join(["compare", *names])
-        if len(stem.encode()) > _LONGEST_FILE:
-            mark = hashlib.sha256(stem.encode()).hexdigest()[:8]
-            stem = f"compare-{names[0]}-and-{len(names) - 1}-more-{mark}"
-        page = first.parent / f"{stem}.html"
+        page = first.parent / f"{'-'.join(['compare', *names])}.html"
     path = checked_path("page", page)
     check_folder("page", path.parent)
     if path.exists():

@@ -1,14 +1,13 @@
 """Searches the depth of a network in one folder: trials, outcome, report.
 
 `run` does the whole search. `python -m tfresidual.jobs.depth_study FOLDER` is one of the processes
-that `run` supervises.
+of a search with workers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import logging
 import math
@@ -52,28 +51,26 @@ from tfresidual.machine.files import replacing
 from tfresidual.machine.locks import locked
 from tfresidual.machine.memory import check_fits
 from tfresidual.probes.logs import log_key
+from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.report.study import images_text
 from tfresidual.training.progress import TrainingProgress
 from tfresidual.tuning.as_built import AS_BUILT, MEAN
 from tfresidual.tuning.depth_oracle import blocks_text
 from tfresidual.tuning.depth_search import load_trained
 from tfresidual.tuning.trace import AT_CHANCE
-from tfresidual.tuning.workers import IP, check_environment, is_worker
+from tfresidual.tuning.workers import IP, is_worker
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tfresidual.definitions.types import StrPath
 
-# Subfolders: keras-tuner's project, and the logs of supervised processes.
-PROJECT, LOGS = "search", "logs"
+# Subfolder: keras-tuner's project.
+PROJECT = "search"
 # Memory of a process that has loaded TensorFlow.
 WORKER_BYTES = 400 * 2**20
 # Settings that may change when a search is resumed.
 MAY_CHANGE = ("max_blocks", "tolerance", "max_trials")
-# Seconds that a supervised worker waits for its chief, which may take long to load. The worker ends
-# with its supervisor in any case.
-PATIENCE_OF_SUPERVISED = 600.0
 
 
 def run(
@@ -86,8 +83,8 @@ def run(
     """Searches the depth of a network and writes the results into one folder.
 
     An interrupted search resumes: finished trials are kept, an unfinished one starts from scratch.
-    If the environment makes this process a chief or a worker (see `tfresidual.tuning.workers`), it
-    plays that part in a search by several machines, which must all have access to the folder.
+    If the environment makes this process a chief or a worker of keras-tuner, it plays that part in
+    a search by several machines, which must all have access to the folder.
 
     - `settings.json`: the settings, the versions of the packages, the machine;
     - `search/`: keras-tuner's project, a folder for each trial;
@@ -107,14 +104,11 @@ def run(
         The `tfresidual.tuning.Outcome`, or `None` in a process that is a worker.
 
     Raises:
-        ValueError: if a setting or the environment cannot be used, or the folder holds a run with
-            other settings.
+        ValueError: if a setting cannot be used, or the folder holds a run with other settings.
         FileNotFoundError: if the dataset is not on the disk, or parts of the run are missing.
         tfresidual.machine.locks.FolderInUseError: if another process is writing to the folder.
-        ConnectionError: in a worker without a chief.
-        tfresidual.tuning.SearchError: if too many trials fail in a row, or workers die.
+        tfresidual.tuning.SearchError: if too many trials fail in a row, or a worker dies.
     """
-    check_environment()
     settings, search = settings or Settings(), search or SearchSettings()
     check_fits(
         workers * WORKER_BYTES,
@@ -148,24 +142,22 @@ def _run(folder, settings, search, console, workers):
     refuse_other_settings(folder, parts, MAY_CHANGE)
     if not (folder / PROJECT).exists():
         refuse_remains(folder, RESULTS, PROJECT)
-    watch = _Watch(folder / PROJECT, console)
     # Make sure that the network can be built and trained before anything is written.
     check_training_fits(build(settings, _depths(search.start, settings)), settings)
     train, validation, test = prepare(settings, console)
     if is_worker():
         if not (folder / SETTINGS_FILE).exists():
             claim(folder, parts)
-        _search(folder, settings, search, train, validation, console, watch)
+        _search(folder, settings, search, train, validation, console)
         return None
     claim(folder, parts)
     begun = time.monotonic()
     if workers > 1:
-        say(console, f"{workers} workers; their output is in {folder / LOGS}")
         # -P: import this package, whatever the working directory contains.
         command = [sys.executable, "-P", "-m", "tfresidual.jobs.depth_study", str(folder)]
-        tuning.supervise(command, workers, folder / LOGS, watch)
+        tuning.run_workers(command, workers)
     else:
-        _search(folder, settings, search, train, validation, console, watch)
+        _search(folder, settings, search, train, validation, console)
     return _conclude(folder, settings, test, console, time.monotonic() - begun)
 
 
@@ -174,58 +166,77 @@ def _locked_run(folder):
     """Locks the folder of a run for this process, unless another process is searching in it."""
     with locked(folder):
         if (folder / PROJECT).exists():
-            # Either a `DepthSearch` without `run`, or processes of a supervisor that was killed,
-            # may still be searching here.
+            # Either a `DepthSearch` without `run`, or processes whose `run` was killed, may still
+            # be searching here.
             with locked(folder / PROJECT):
                 pass
         yield
 
 
 def member(folder: StrPath) -> None:
-    """Runs one process of a supervised search, as the folder and the environment specify."""
+    """Runs one process of a search with workers, as the folder and the environment specify."""
+    from rich.console import Console
+
     settings = settings_of(folder)
     search = SearchSettings(**read_settings(folder)["search"])
     train, validation, _ = prepare(settings)
-    kind = functools.partial(_Logged, chief_timeout=PATIENCE_OF_SUPERVISED)
-    _search(pathlib.Path(folder), settings, search, train, validation, None, None, kind)
+    # Not for lines that are drawn over.
+    console = Console(stderr=True, force_terminal=False)
+    _search(pathlib.Path(folder), settings, search, train, validation, console)
 
 
-def _search(folder, settings, search, train, validation, console, watch, kind=tuning.DepthSearch):
-    """Runs the search, or takes part in it; `kind` is `DepthSearch` or a subclass."""
-    hypermodel = _Hypermodel(settings, len(train), train, console, watch)
+def _search(folder, settings, search, train, validation, console):
+    """Runs the search, or takes part in it."""
+    hypermodel = _Hypermodel(settings, len(train), train, console)
     with _silent():
-        tuner = _tuner(folder, settings, search, hypermodel, kind)
-        # In a chief, the oracle calls it.
-        tuner.oracle.watch = watch
+        tuner = _Told(
+            hypermodel,
+            console,
+            epsilon=settings.epsilon,
+            start=_depths(search.start, settings),
+            min_blocks=search.min_blocks,
+            max_blocks=search.max_blocks,
+            tolerance=search.tolerance,
+            warm_start=search.warm_start,
+            max_trials=search.max_trials,
+            executions_per_trial=search.executions,
+            seed=settings.seed % 2**31,
+            directory=folder,
+            project_name=PROJECT,
+        )
         tuner.search(train, validation_data=validation, epochs=settings.epochs, verbose=0)
-    if watch is not None:
-        watch()
 
 
-class _Logged(tuning.DepthSearch):
-    """Logs when each trial begins and ends, to stderr, the log of a supervised process."""
+class _Told(tuning.DepthSearch):
+    """Says of each trial how it ended."""
+
+    def __init__(self, hypermodel, console, **kwargs):
+        super().__init__(hypermodel, **kwargs)
+        self.console = console
 
     def run_trial(self, trial, *args, **kwargs):
         depths = tuning.blocks(trial.hyperparameters)
-        text = f"trial {int(trial.trial_id)}: {blocks_text(depths)}"
-        _log(f"{text}, started")
-        try:
-            measured = super().run_trial(trial, *args, **kwargs)
-        except Exception as error:
-            # Error messages of TensorFlow may take pages.
-            _log(f"{text}, failed: {type(error).__name__}: {' '.join(str(error).split())[:400]}")
-            raise
+        self.told = f"trial {int(trial.trial_id)}: {blocks_text(depths)}"
+        measured = super().run_trial(trial, *args, **kwargs)
         stages = range(1, len(depths) + 1)
         means, built = (
             [measured.get(log_key(name, s), math.nan) for s in stages] for name in (MEAN, AS_BUILT)
         )
+        counts = [measured[log_key("blocks", stage)] for stage in stages]
+        is_met = all(
+            depth_for(measured[log_key("scaled_distance", stage)], self.epsilon) <= count
+            for stage, count in zip(stages, counts, strict=True)
+        )
+        met = "meets the rule" if is_met else "does not meet the rule"
+        if all(mean <= self.epsilon for mean in built):
+            met += ", which it met before any training"
         test_error = measured.get("error", math.nan)
-        _log(f"{text}, finished{_measured_text(means, built, test_error, measured['seconds'])}")
+        self.told += f"{_measured_text(means, built, test_error, measured['seconds'])}: {met}"
         return measured
 
-
-def _log(line):
-    print(time.strftime("%Y-%m-%d %H:%M:%S"), line, file=sys.stderr, flush=True)
+    def on_trial_end(self, trial):
+        say(self.console, self.told if trial.status == "COMPLETED" else f"{self.told} failed")
+        super().on_trial_end(trial)
 
 
 def _measured_text(means, built, error, seconds):
@@ -240,30 +251,13 @@ def _measured_text(means, built, error, seconds):
     )
 
 
-def _tuner(folder, settings, search, hypermodel, kind):
-    return kind(
-        hypermodel,
-        epsilon=settings.epsilon,
-        start=_depths(search.start, settings),
-        min_blocks=search.min_blocks,
-        max_blocks=search.max_blocks,
-        tolerance=search.tolerance,
-        warm_start=search.warm_start,
-        max_trials=search.max_trials,
-        executions_per_trial=search.executions,
-        seed=settings.seed % 2**31,
-        directory=folder,
-        project_name=PROJECT,
-    )
-
-
 class _Hypermodel(keras_tuner.HyperModel):
     """Builds and trains the network of a trial as a study does."""
 
-    def __init__(self, settings, steps, train, console, watch):
+    def __init__(self, settings, steps, train, console):
         super().__init__()
         self.settings, self.steps, self.train = settings, steps, train
-        self.console, self.watch = console, watch
+        self.console = console
         self.metric = None
 
     def build(self, hp):
@@ -278,11 +272,9 @@ class _Hypermodel(keras_tuner.HyperModel):
             ),
             *callbacks,
         ]
-        if self.watch is not None:
-            self.watch()
         progress = None
+        say(self.console, f"training {blocks_text(tuning.blocks(hp))}")
         if self.console is not None:
-            say(self.console, f"training {blocks_text(tuning.blocks(hp))}")
             progress = TrainingProgress(kwargs["epochs"], self.steps, self.metric, self.console)
             callbacks.append(progress)
         try:
@@ -291,34 +283,6 @@ class _Hypermodel(keras_tuner.HyperModel):
         finally:
             if progress is not None:
                 progress.close()
-
-
-class _Watch:
-    """Prints once for every trial how it ended."""
-
-    def __init__(self, project, console):
-        self.project, self.console = project, console
-        self.said = set()
-
-    def __call__(self):
-        if self.console is None or not (self.project / "oracle.json").exists():
-            return
-        oracle = tuning.read_search(self.project)
-        for trial, rows in tuning.trace_of(oracle).groupby("trial"):
-            first = rows.iloc[0]
-            if trial in self.said or first["status"] == "running":
-                continue
-            self.said.add(trial)
-            text = f"trial {trial}: {blocks_text(rows['blocks'])}"
-            if first["status"] == "failed":
-                say(self.console, f"{text} failed")
-                continue
-            means, built = rows[MEAN], rows[AS_BUILT]
-            met = "meets the rule" if rows["meets_rule"].all() else "does not meet the rule"
-            if (built <= oracle.epsilon).all():
-                met += ", which it met before any training"
-            measured = _measured_text(means, built, first["error"], first["seconds"])
-            say(self.console, f"{text}{measured}: {met}")
 
 
 def _conclude(folder, settings, test, console, seconds):

@@ -21,7 +21,6 @@ from tfresidual.jobs.frames import (
 )
 from tfresidual.jobs.targets import (
     check_fit,
-    check_pixels,
     folder_of,
     network_of,
     pixels_for,
@@ -86,8 +85,7 @@ def probe(
         console: a `rich.console.Console` for progress, or `None` for no output.
         pixels: format of the pixels, see `tfresidual.datasets.load`; for a network that was not
             trained by this package, the format that it was trained on. By default that of the run,
-            or `"standardized"`, which is refused for a network outside of a run that errs less for
-            another one.
+            or `"standardized"`.
 
     Returns:
         A tuple of the frames by name, and the list of the `pathlib.Path`s written.
@@ -118,7 +116,6 @@ class _Asked:
     settings: Settings
     options: ProbeOptions
     pixels: Pixels
-    has_pixels: bool
 
 
 def _checked(target, names, folder, splits, images, changes, options, pixels):
@@ -161,7 +158,6 @@ def _checked(target, names, folder, splits, images, changes, options, pixels):
         settings,
         options,
         pixels_for(first) if pixels is None else pixels,
-        pixels is not None,
     )
 
 
@@ -180,10 +176,6 @@ def _run(asked, console):
         check_fit(chain, asked.settings, path)
         if data is None:
             train, _, test = prepare(asked.settings, console, pixels=asked.pixels)
-            if not asked.has_pixels:
-                # Of a series the network that was trained longest.
-                trained = chain if path == last else sources.chain(last)
-                check_pixels(trained, asked.settings, last, test)
             batches = int(test.cardinality())
             if asked.images:
                 batches = math.ceil(asked.images / asked.settings.batch_size)

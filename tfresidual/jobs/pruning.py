@@ -16,17 +16,13 @@ from tfresidual.jobs.data import prepare
 from tfresidual.jobs.frames import count_images, write_frames_and_figures
 from tfresidual.jobs.run_folder import (
     MODEL_FILE,
-    RESULTS,
-    SETTINGS_FILE,
     claim,
     read_settings,
     refuse_other_settings,
-    refuse_remains,
 )
 from tfresidual.jobs.settings import recipe_of, used
 from tfresidual.jobs.targets import (
     check_fit,
-    check_pixels,
     is_of_run,
     network_of,
     pixels_for,
@@ -132,14 +128,12 @@ def run(
     network = _Network(str(path.absolute()), digest, known)
     parts = {"settings": settings, "pruning": pruning, "network": network}
     with locked(folder):
-        return _run(path, folder, parts, pixels is not None, console)
+        return _run(path, folder, parts, console)
 
 
-def _run(path, folder, parts, has_pixels, console):
+def _run(path, folder, parts, console):
     settings, origin = parts["settings"], parts["pruning"]
     refuse_other_settings(folder, parts)
-    if not (folder / SETTINGS_FILE).exists():
-        refuse_remains(folder, (*RESULTS, MODEL_FILE), SETTINGS_FILE)
     say(console, f"opening {path}")
     model, _ = model_in(path)
     chain = chain_of(model)
@@ -147,8 +141,6 @@ def _run(path, folder, parts, has_pixels, console):
     say(console, f"on images of {settings.data}, pixels {parts['network'].pixels}")
     check_fit(chain, settings, path)
     train, validation, test = prepare(settings, console, pixels=parts["network"].pixels)
-    if not has_pixels:
-        check_pixels(chain, settings, path, validation)
     claim(folder, parts)
     (folder / "frames").mkdir(exist_ok=True)
     criteria = [origin.by, *(by for by in CRITERIA if origin.compare and by != origin.by)]

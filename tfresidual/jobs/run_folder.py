@@ -68,7 +68,7 @@ def refuse_other_settings(
             field.name: field.metadata.get("shown", field.name)
             for field in dataclasses.fields(part)
         }
-        for key, (earlier, now) in _changed(part, content[name]).items():
+        for key, (earlier, now) in changed_settings(part, content[name]).items():
             if key not in free:
                 before[shown[key]], changed[shown[key]] = earlier, now
     if changed:
@@ -90,7 +90,7 @@ def refuse_remains(folder: pathlib.Path, names: Iterable[str], missing: str) -> 
         )
 
 
-def _changed(part, kept):
+def changed_settings(part: Any, kept: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Returns settings that differ from an earlier run's: earlier and present value by name.
 
     Where the images are does not count. A setting that the earlier run lacks had its default.

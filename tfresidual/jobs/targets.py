@@ -1,14 +1,11 @@
 """Finds what is to be probed: a saved network or a series of them, and data that fits it."""
 
 import dataclasses
-import math
 import os
 
 import numpy as np
-import tensorflow as tf
 
 from tfresidual import datasets
-from tfresidual.datasets.description import normalization
 from tfresidual.definitions.arguments import ArgumentError, checked_path
 from tfresidual.jobs.run_folder import (
     MODEL_FILE,
@@ -17,13 +14,9 @@ from tfresidual.jobs.run_folder import (
     settings_of,
 )
 from tfresidual.jobs.settings import Settings, describe, with_data_of_file
-from tfresidual.routing import evaluate, routes
 from tfresidual.routing.outputs import is_binary
 from tfresidual.sources.saved_model.format import check_whole, is_saved_model, series_of
 
-# The most images on which formats of pixels are compared, and by how many standard errors of the
-# difference another one must be better.
-COMPARED, CLEARLY = 256, 3
 # What networks of this package are trained on.
 USUAL = datasets.PIXELS[0]
 
@@ -172,50 +165,3 @@ def check_fit(chain, settings, path):
             f"name a dataset of {classes} classes {kind}, which {name} was made for",
             settings.data,
         )
-
-
-def check_pixels(chain, settings, path, data):
-    """Raises a `ValueError` if a network errs less for pixels in another format than the usual one.
-
-    Nothing is checked for a network of a run, whose format is known.
-
-    Args:
-        chain: the chain of the network.
-        settings: the `Settings` that describe the data.
-        path: `pathlib.Path` of the network.
-        data: `tf.data.Dataset` of images in the usual format, and labels.
-    """
-    if is_of_run(path) or chain.outputs == "values":
-        return
-    data = data.unbatch().take(COMPARED).batch(settings.batch_size)
-    wrong = {
-        pixels: _wrong(chain, data.map(_in_format(settings, pixels))) for pixels in datasets.PIXELS
-    }
-    usual, best = wrong[USUAL], min(wrong, key=lambda pixels: wrong[pixels].sum())
-    # If neither were better, each image on which they differ would be as likely for one as for the
-    # other.
-    differing = (usual != wrong[best]).sum()
-    if usual.sum() - wrong[best].sum() > CLEARLY * math.sqrt(differing):
-        raise ArgumentError(
-            "pixels",
-            f"be given for {chain.name} in {str(path)!r}, which seems to be made for pixels "
-            f"{best}: on {len(usual)} images its error is {usual.mean():.1%} with pixels {USUAL}, "
-            f"and {wrong[best].mean():.1%} with {best}",
-            None,
-        )
-
-
-def _in_format(settings, pixels):
-    """Returns a function that gives images of the usual format another one."""
-    factor, offset = normalization(settings.data, settings.digits, USUAL)
-    new_factor, new_offset = normalization(settings.data, settings.digits, pixels)
-
-    def changed(images, labels):
-        return tf.round((images + offset) / factor) * new_factor - new_offset, labels
-
-    return changed
-
-
-def _wrong(chain, data):
-    """Returns on which images a network is wrong, 0 or 1 `(images,)`."""
-    return evaluate(chain, data, [routes.unperturbed(chain)]).wrong[0]

@@ -2,9 +2,12 @@
 
 import functools
 
+import numpy as np
+
 from tfresidual import plots
 from tfresidual.definitions.declarations import PROBES, TRAINING, Figure
 from tfresidual.plots.engine import DRAWINGS
+from tfresidual.plots.frames import finite
 
 _TRAINING = Figure(
     name="training_curves",
@@ -37,7 +40,7 @@ def parts_of(figure, frames):
         first = first[first[column] == value]
     # A frame of blocks over epochs needs two epochs; the training log is drawn from the first one.
     is_single = "block" in first and "epoch" in first and first["epoch"].nunique() < 2
-    has_numbers = figure.column in first and bool(first[figure.column].notna().any())
+    has_numbers = figure.column in first and bool(np.isfinite(finite(first[figure.column])).any())
     return [first, *parts[1:]] if has_numbers and not is_single else None
 
 

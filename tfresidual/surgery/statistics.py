@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -14,16 +14,16 @@ import tensorflow as tf
 from tfresidual.definitions.arguments import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 # Batches that are enough for most networks.
 UPDATES = 60
-# Moving averages that begin at 0, divided by the sum of their weights: nearly the mean over the
-# last hundred batches, whatever the averages were before.
-MOMENTUM = 0.99
-# Over any variance, so that what is left of it after a batch says how often it was updated.
-LARGE = 1e6
+# The moving statistics of a normalization, by their names.
+STATISTICS = ("moving_mean", "moving_variance")
+# The share of the statistics of a batch in moving statistics that are followed over one batch: so
+# small that all applications of a layer count alike.
+STEP = 1e-3
 
 
 def update_statistics(model: keras.Model, batches: Iterable[Any]) -> int:
@@ -42,8 +42,7 @@ def update_statistics(model: keras.Model, batches: Iterable[Any]) -> int:
     Args:
         model: a `keras.Model`.
         batches: an iterable of batches of its inputs, without labels; about 60 are enough for most
-            networks. The mean is one over the batches, in which each weighs 1 % more than the one
-            before it.
+            networks. The mean is one over the images.
 
     Returns:
         The number of normalizations that were updated. If it is 0, no batch was read.
@@ -54,33 +53,90 @@ def update_statistics(model: keras.Model, batches: Iterable[Any]) -> int:
     """
     layers = normalizations_of(model)
     _check_batches(model, batches)
-    if not layers:
-        return 0
+    if layers:
+        set_statistics(model, batches)
+    return len(layers)
+
+
+def set_statistics(network: keras.Model, batches: Iterable[Any]) -> None:
+    """Sets the moving statistics of a network to the means over batches of inputs.
+
+    A layer that is applied several times has the mean over its applications; frozen layers and
+    those without an attribute `momentum` stay as they are. Nothing else changes, nor do the seeds;
+    after an error, nothing does.
+    """
+    # A layer of several applications keeps statistics in layers of its own.
+    layers = [layer for layer in network._flatten_layers() if _has_statistics(layer)]
+    # A layer may share the statistics of another one.
+    owners = {id(layer.moving_mean): layer for layer in layers}.values()
+    followed = [getattr(layer, name) for layer in owners for name in STATISTICS]
+    others = [v for v in network.non_trainable_variables if v.name not in STATISTICS]
     momenta = [layer.momentum for layer in layers]
-    kept = [[moving.numpy() for moving in _moving(layer)] for layer in layers]
-    update = tf.function(lambda images: model(images, training=True), reduce_retracing=True)
-    iterator, is_done = iter(batches), False
+    before = [_value(variable) for variable in followed]
+    sums: list[Any] = [0.0 for _ in followed]
+    shares = [0.0 for _ in followed]
+    found, total = before, 0
+
+    def after_pass(images, start):
+        """Returns the statistics after a batch, if they were `start` before."""
+        for variable in followed:
+            variable.assign(np.full(variable.shape, start))
+        with restored(others):
+            network(images, training=True)
+        return [_value(variable).astype(np.float64) for variable in followed]
+
     try:
         for layer in layers:
-            layer.momentum = MOMENTUM
-        first = next(iterator, None)
-        if first is None:
+            layer.momentum = 1 - STEP
+        for images in batches:
+            measured = after_pass(images, 0)
+            if not total:
+                # What is left of a start shows how often the layer was applied. Variances may be
+                # so large that nothing of it can be seen.
+                again = after_pass(images, 1)
+                left = [np.median(again[i] - measured[i]) for i in range(0, len(followed), 2)]
+                shares = [_share_of_batch(part) for part in left for _ in STATISTICS]
+            size = len(tf.nest.flatten(images)[0])
+            total += size
+            sums = [summed + size * part for summed, part in zip(sums, measured, strict=True)]
+        if not total:
             raise ArgumentError("batches", "hold at least one batch of images", batches)
-        weights = _weights_of_a_batch(lambda: update(first), layers)
-        _begin(layers)
-        count = 0
-        for images in itertools.chain([first], iterator):
-            update(images)
-            count += 1
-        for layer, weight, before in zip(layers, weights, kept, strict=True):
-            _finish(layer, 1 - (1 - weight) ** count, before)
-        is_done = True
+        found = [
+            summed / total / share if share else value
+            for summed, share, value in zip(sums, shares, before, strict=True)
+        ]
     finally:
-        for layer, momentum, before in zip(layers, momenta, kept, strict=True):
+        for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-            if not is_done:
-                _finish(layer, 0, before)
-    return len(layers)
+        for variable, value in zip(followed, found, strict=True):
+            variable.assign(value)
+
+
+def _share_of_batch(left):
+    """Returns the share of a batch in statistics of which a share `left` is from before it."""
+    applications = np.round(np.log(np.clip(left, STEP, 1)) / math.log1p(-STEP))
+    return -math.expm1(applications * math.log1p(-STEP)) if applications > 0 else 0.0
+
+
+def _has_statistics(layer):
+    has_all = all(getattr(layer, name, None) is not None for name in STATISTICS)
+    return hasattr(layer, "momentum") and has_all
+
+
+@contextlib.contextmanager
+def restored(variables: Iterable[keras.Variable]) -> Iterator[None]:
+    """Leaves variables as they were before the block."""
+    before = [(variable, _value(variable)) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+
+
+def _value(variable):
+    # A variable on several devices is read on the first.
+    return np.array(variable.numpy())
 
 
 def _check_batches(model, batches):
@@ -108,44 +164,8 @@ def _check_batches(model, batches):
         )
 
 
-def _moving(layer):
-    return layer.moving_mean, layer.moving_variance
-
-
-def _begin(layers, variance=0.0):
-    for layer in layers:
-        layer.moving_mean.assign(keras.ops.zeros_like(layer.moving_mean))
-        layer.moving_variance.assign(keras.ops.full_like(layer.moving_variance, variance))
-
-
-def _weights_of_a_batch(update, layers):
-    """Returns the weight that one batch has in the averages of each layer, 0 if it is not used.
-
-    A shared layer updates them several times per batch.
-    """
-    found = []
-    for variance in (0.0, LARGE):
-        _begin(layers, variance)
-        update()
-        found.append([layer.moving_variance.numpy() for layer in layers])
-    weights = []
-    for low, high in zip(*found, strict=True):
-        left = float(np.mean((high - low) / LARGE, dtype="float64"))
-        updates = round(math.log(left) / math.log(MOMENTUM)) if left > 0 else math.inf
-        weights.append(1 - MOMENTUM**updates)
-    return weights
-
-
-def _finish(layer, weight, before):
-    """Divides averages by the sum of their weights, or puts back what was there before."""
-    for moving, value in zip(_moving(layer), before, strict=True):
-        moving.assign(moving / weight if weight else value)
-
-
 def normalizations_of(model):
     """Returns the layers of a model that keep moving averages and are not frozen."""
     return [
-        layer
-        for layer in model._flatten_layers()
-        if hasattr(layer, "momentum") and hasattr(layer, "moving_mean") and layer.trainable
+        layer for layer in model._flatten_layers() if _has_statistics(layer) and layer.trainable
     ]

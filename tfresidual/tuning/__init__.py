@@ -5,10 +5,9 @@ from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.tuning.as_built import distances_as_built
 from tfresidual.tuning.depth_oracle import DepthOracle, blocks
 from tfresidual.tuning.depth_search import DepthSearch
-from tfresidual.tuning.supervision import supervise
 from tfresidual.tuning.trace import Outcome, outcomes_of, read_search, trace_of
 from tfresidual.tuning.warm_start import interleave
-from tfresidual.tuning.workers import SearchError
+from tfresidual.tuning.workers import SearchError, run_workers
 
 __all__ = [
     "DepthOracle",
@@ -21,6 +20,6 @@ __all__ = [
     "interleave",
     "outcomes_of",
     "read_search",
-    "supervise",
+    "run_workers",
     "trace_of",
 ]

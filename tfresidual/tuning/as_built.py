@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-import tensorflow as tf
 
 from tfresidual import probes, sources
 from tfresidual.definitions.chance import STANDARD_ERRORS
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import batches_of
+from tfresidual.surgery.statistics import STATISTICS, restored, set_statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any
-
     import keras
 
     from tfresidual.definitions.types import Array, Frame, Images
@@ -29,11 +25,6 @@ MEAN = "mean_scaled_perturbation"
 AS_BUILT, SETTLED, CHANGE_ERROR = (
     f"{MEAN}_{name}" for name in ("as_built", "settled", "change_error")
 )
-# The moving statistics of a normalization, by their names.
-STATISTICS = ("moving_mean", "moving_variance")
-# The share of the statistics of a batch in moving statistics that are followed over one batch: so
-# small that all applications of a layer count alike.
-STEP = 1e-3
 
 
 def distances_as_built(network: keras.Model, data: Images, chain: Chain | None = None) -> Frame:
@@ -55,89 +46,20 @@ def distances_as_built(network: keras.Model, data: Images, chain: Chain | None =
     """
     chain = sources.chain(network) if chain is None else chain
     with restored(network.variables):
-        set_statistics(network, data, chain)
+        _set_statistics(network, data, chain)
         return probes.computational_distance(chain, data)
 
 
-def set_statistics(network: keras.Model, data: Images, chain: Chain | None = None) -> None:
-    """Sets the moving statistics of a network to the means over the batches of some images.
-
-    A layer that is applied several times has the mean over its applications. Layers without an
-    attribute `momentum` keep what the pass leaves. Nothing else changes, nor do the seeds.
-    """
-    if not any(weight.name in STATISTICS for weight in network.weights):
-        return
-    layers = [
-        layer
-        for layer in network._flatten_layers()
-        # That of several applications keeps them in layers of its own.
-        if hasattr(layer, "momentum")
-        and all(getattr(layer, name, None) is not None for name in STATISTICS)
-    ]
-    # A layer may share the statistics of another one.
-    owners = {id(layer.moving_mean): layer for layer in layers}.values()
-    followed = [getattr(layer, name) for layer in owners for name in STATISTICS]
-    others = [v for v in network.non_trainable_variables if v.name not in STATISTICS]
-    momenta = [layer.momentum for layer in layers]
-    before = [_value(variable) for variable in followed]
-    sums: list[Any] = [0.0 for _ in followed]
-    shares = [0.0 for _ in followed]
-    total = 0
-
-    def after_pass(images, start):
-        """Returns the statistics after a batch, if they were `start` before."""
-        for variable in followed:
-            variable.assign(np.full(variable.shape, start))
-        with restored(others):
-            network(images, training=True)
-        return [_value(variable).astype(np.float64) for variable in followed]
-
-    try:
-        for layer in layers:
-            layer.momentum = 1 - STEP
-        for images, *_ in batches_of(data, chain, with_labels=False)[0]:
-            found = after_pass(images, 0)
-            if not total:
-                # What is left of a start shows how often the layer was applied. Variances may be
-                # so large that nothing of it can be seen.
-                again = after_pass(images, 1)
-                left = [np.median(again[i] - found[i]) for i in range(0, len(followed), 2)]
-                shares = [_share_of_batch(part) for part in left for _ in STATISTICS]
-            size = len(tf.nest.flatten(images)[0])
-            total += size
-            sums = [summed + size * part for summed, part in zip(sums, found, strict=True)]
-    finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
-        for place, share in enumerate(shares):
-            followed[place].assign(sums[place] / total / share if share else before[place])
-
-
-def _share_of_batch(left):
-    """Returns the share of a batch in statistics of which a share `left` is from before it."""
-    applications = np.round(np.log(np.clip(left, STEP, 1)) / math.log1p(-STEP))
-    return -math.expm1(applications * math.log1p(-STEP)) if applications > 0 else 0.0
-
-
-@contextlib.contextmanager
-def restored(variables: Iterable[keras.Variable]) -> Iterator[None]:
-    """Leaves variables as they were before the block."""
-    before = [(variable, _value(variable)) for variable in variables]
-    try:
-        yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
+def _set_statistics(network, data, chain):
+    """Sets the moving statistics of a network to the means over some images."""
+    if any(weight.name in STATISTICS for weight in network.weights):
+        set_statistics(network, (x for x, *_ in batches_of(data, chain, with_labels=False)[0]))
 
 
 def values_of(network: keras.Model) -> list[Array]:
     """Returns the values of all weights of a network, a list of arrays."""
-    return [_value(weight) for weight in network.weights]
-
-
-def _value(variable):
-    # A variable on several devices is read on the first.
-    return np.array(variable.numpy())
+    # A weight on several devices is read on the first.
+    return [np.array(weight.numpy()) for weight in network.weights]
 
 
 def compared_with_built(
@@ -160,11 +82,11 @@ def compared_with_built(
         no such finite numbers.
     """
     with restored(network.variables):
-        set_statistics(network, data, chain)
+        _set_statistics(network, data, chain)
         settled, of_trained = _means_by_stage(chain, data)
         for weight, value in zip(network.weights, built, strict=True):
             weight.assign(value)
-        set_statistics(network, data, chain)
+        _set_statistics(network, data, chain)
         as_built, of_built = _means_by_stage(chain, data)
     found = {}
     for stage, mean in as_built.items():

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import itertools
 import pathlib
-import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from tfresidual.definitions.settings import EPSILON
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
-from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, MEAN, SETTLED, is_moved
+from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, SETTLED, is_moved
 from tfresidual.tuning.chance import CHANCE_ERROR, ERROR_SE
 from tfresidual.tuning.keras_tuner_internals import PlacedOracle
 from tfresidual.tuning.proposals import Measurement, plan
@@ -34,14 +33,13 @@ from tfresidual.tuning.search_files import (
     TRIAL_FILE,
     WEIGHTS_FILE,
     is_begun,
-    reading,
     trial_files,
     write_json,
 )
-from tfresidual.tuning.workers import LEASE, SearchError, is_served
+from tfresidual.tuning.workers import SearchError, is_served
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
     from keras_tuner.engine.trial import Trial
@@ -58,8 +56,6 @@ OBJECTIVE = "blocks"
 SOURCE = "tuner/warm_start"
 # Scaled distance of the network whose weights are kept, if several executions were averaged.
 KEPT_DISTANCE = "kept_scaled_distance"
-# A trial is not repeated after a worker has died this many times while running it.
-MOST_DEATHS = 3
 MOST_COMBINATIONS = 1000
 
 
@@ -167,17 +163,10 @@ class DepthOracle(PlacedOracle):
                 )
             space.merge(hyperparameters)
         self.settings: dict[str, Any] = {"warm_start": self.warm_start, **(settings or {})}
-        # A function that the chief calls repeatedly, see `tfresidual.tuning.workers.serve`.
-        self.watch: Callable[[], object] | None = None
         self.failure: str | None = None
         # Ids of trials to run again, the next one last.
         self.waiting: list[str] = []
-        # When each worker was last heard of.
-        self._heard: dict[str, float] = {}
-        # For each trial, the number of workers that were considered dead while running it, of times
-        # that a restarted worker has begun it again, and of its ends.
-        self._left_by: collections.Counter[str] = collections.Counter()
-        self._deaths: collections.Counter[str] = collections.Counter()
+        # The number of ends of each trial.
         self._ends: collections.Counter[str] = collections.Counter()
         super().__init__(
             objective=keras_tuner.Objective(OBJECTIVE, "min"),
@@ -321,10 +310,7 @@ class DepthOracle(PlacedOracle):
         With it comes whether training has moved it by more than two standard errors. `None` if it
         was not measured.
         """
-        # Earlier versions compared the network with the moving statistics that training left.
-        has_settled = trial.metrics.exists(log_key(SETTLED, stage))
-        now = SETTLED if has_settled else MEAN
-        names = [log_key(name, stage) for name in (AS_BUILT, CHANGE_ERROR, now)]
+        names = [log_key(name, stage) for name in (AS_BUILT, CHANGE_ERROR, SETTLED)]
         if not all(map(trial.metrics.exists, names)):
             return None
         before, error, after = (metric(trial, name) for name in names)
@@ -355,7 +341,6 @@ class DepthOracle(PlacedOracle):
     # Trials and workers
 
     def create_trial(self, tuner_id: str) -> Trial:
-        self._heard[tuner_id] = time.monotonic()
         self.tuner_ids.add(tuner_id)
         try:
             self.combinations()
@@ -366,15 +351,11 @@ class DepthOracle(PlacedOracle):
             return self._trial(STOPPED)
         trial = self.ongoing_trials.get(tuner_id)
         if trial is not None:
-            # The worker was restarted: its trial begins again, unless it had reported.
-            self._deaths[trial.trial_id] += 1
-            is_reported = trial.metrics.exists(OBJECTIVE)
-            if not is_reported and self._deaths[trial.trial_id] < MOST_DEATHS:
+            # The worker was started again: its trial begins again, unless it had reported.
+            if not trial.metrics.exists(OBJECTIVE):
                 self.announce(trial)
                 return trial
-            trial.status = COMPLETED if is_reported else FAILED
-            if not is_reported:
-                trial.message = f"its worker died before finishing it, {MOST_DEATHS} times"
+            trial.status = COMPLETED
             self.end_trial(trial)
         if self.waiting:
             trial = self.trials[self.waiting.pop()]
@@ -386,11 +367,10 @@ class DepthOracle(PlacedOracle):
             self.save()
             self.announce(trial)
         elif trial.status == STOPPED and self.ongoing_trials:
-            # This worker must stay available to take over a trial if another worker dies.
+            # The results of the others may ask for more.
             trial.status = IDLE
         elif trial.status == STOPPED:
             self.tuner_ids.discard(tuner_id)
-            self._heard.pop(tuner_id, None)
         return trial
 
     def _new_trial(self):
@@ -408,21 +388,10 @@ class DepthOracle(PlacedOracle):
     def _trial(self, status, trial_id=""):
         return keras_tuner.engine.trial.Trial(self.get_space(), trial_id, status)
 
-    def get_trial(self, trial_id: str) -> Trial:
-        for tuner_id, trial in self.ongoing_trials.items():
-            if trial.trial_id == trial_id:
-                self._heard[tuner_id] = time.monotonic()
-        if trial_id not in self.trials and is_served():
-            # The worker belongs to an earlier search that no longer exists.
-            return self._trial(STOPPED, trial_id)
-        return self.trials[trial_id]
-
     def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Trial:
-        trial = self.trials.get(trial_id)
-        if trial is None:
-            return self._trial(STOPPED, trial_id)
+        trial = self.trials[trial_id]
         if trial.metrics.exists(OBJECTIVE):
-            # This worker had been considered dead, and another one has already reported the trial.
+            # A chief that was started again gave the trial to another worker, which was first.
             return trial
         if OBJECTIVE not in metrics:
             raise ValueError(
@@ -435,17 +404,11 @@ class DepthOracle(PlacedOracle):
         return trial
 
     def end_trial(self, trial: Trial) -> None:
-        own = self.trials.get(trial.trial_id)
-        if own is None or trial.trial_id in self.end_order:
+        own = self.trials[trial.trial_id]
+        if trial.trial_id in self.end_order:
             self._release(trial.trial_id)
             return
         if trial.status != COMPLETED:
-            if self._left_by[trial.trial_id]:
-                # This may be the failure of a worker that was considered dead, whose trial another
-                # worker runs or will run. If it is the failure of that other worker, the trial is
-                # run once more.
-                self._left_by[trial.trial_id] -= 1
-                return
             path = self._folder_of(trial) / FAILURE_FILE
             if not trial.message:
                 trial.message = path.read_text(errors="replace") if path.exists() else None
@@ -516,29 +479,6 @@ class DepthOracle(PlacedOracle):
         print(f"Fewest blocks that meet the rule so far: {fewest}")
         print(f"Total elapsed time: {total}")
 
-    def release_silent(self) -> None:
-        """Forgets workers that have been silent for too long and frees their trials for others."""
-        now = time.monotonic()
-        for tuner_id in {*self.tuner_ids, *self.ongoing_trials}:
-            if now - self._heard.setdefault(tuner_id, now) > LEASE:
-                self.tuner_ids.discard(tuner_id)
-                del self._heard[tuner_id]
-                trial = self.ongoing_trials.pop(tuner_id, None)
-                if trial is not None:
-                    self._left_by[trial.trial_id] += 1
-                    self.waiting.append(trial.trial_id)
-                    self.save()
-
-    def is_over(self) -> bool:
-        """Returns whether the search has ended and every worker has been told."""
-        if self.ongoing_trials or self.tuner_ids:
-            return False
-        if self.failure is not None:
-            return True
-        if self.waiting:
-            return False
-        return self.is_full() or self.populate_space(None)["status"] == STOPPED
-
     def is_full(self) -> bool:
         """Returns whether the largest allowed number of trials has been started."""
         return bool(self.max_trials) and len(self.trials) >= self.max_trials
@@ -573,35 +513,33 @@ class DepthOracle(PlacedOracle):
     def reload(self, look: bool = False) -> None:
         """Restores a search from the files of an earlier process, which may have been killed.
 
-        A trial whose measurements are on disk counts as finished. Any other is run again: by the
-        worker that had it if a chief was restarted, and otherwise by the first worker that asks.
+        A trial whose measurements are on disk counts as finished. Any other is run again.
 
         Args:
             look: whether to only read and write nothing, because another process may be searching.
 
         Raises:
-            ValueError: if the folder contains a different search, or a file in it is damaged.
+            ValueError: if the folder contains a different search.
         """
         path = self.folder / ORACLE_FILE
         # This file is read before the trials, because a writer saves a trial before listing it
         # here.
         state = read_json(path, REMEDY)
-        self._check_same_search(state, path)
-        trials = [self._read_trial(path) for path in trial_files(self.folder)]
+        self._check_same_search(state)
+        states = [read_json(path, REMEDY) for path in trial_files(self.folder)]
+        trials = [keras_tuner.engine.trial.Trial.from_state(state) for state in states]
         self.trials: dict[str, Trial] = {t.trial_id: t for t in trials}
         declared: keras_tuner.HyperParameters = self.hyperparameters
-        with reading(path):
-            owners = {trial_id: tuner_id for tuner_id, trial_id in state["ongoing_trials"].items()}
-            self.set_state({**state, "ongoing_trials": {}})
-            self._ends = collections.Counter(state["run_times"])
-            # The id of a new trial is the number of existing trials. One that had just started when
-            # the folder was copied may be missing.
-            lost = [
-                trial_id
-                for trial_id in dict.fromkeys([*self.start_order, *self.end_order])
-                if trial_id not in self.trials
-                and (trial_id in self.end_order or int(trial_id) < len(self.trials))
-            ]
+        self.set_state({**state, "ongoing_trials": {}})
+        self._ends = collections.Counter(state["run_times"])
+        # The id of a new trial is the number of existing trials. One that had just started when the
+        # folder was copied may be missing.
+        lost = [
+            trial_id
+            for trial_id in dict.fromkeys([*self.start_order, *self.end_order])
+            if trial_id not in self.trials
+            and (trial_id in self.end_order or int(trial_id) < len(self.trials))
+        ]
         if lost:
             raise ValueError(
                 "The folder of the search must hold all of its trials. Put them back, or search "
@@ -615,24 +553,23 @@ class DepthOracle(PlacedOracle):
         known = dict.fromkeys([*self.start_order, *self.trials])
         self.start_order: list[str] = [t for t in known if t in self.trials]
         self.ongoing_trials: dict[str, keras_tuner.engine.trial.Trial] = {}
-        self.waiting, self._heard = [], {}
-        self._continue(owners, look)
+        self.waiting = []
+        self._continue(look)
         ended = [t.trial_id for t in self.in_order() if t.status in (COMPLETED, FAILED)]
         known = dict.fromkeys([*self.end_order, *ended])
         self.end_order: list[str] = [t for t in known if t in ended]
         if not look:
             self._retry_failures()
 
-    def _check_same_search(self, state, path):
-        """Raises a `ValueError` if the state in a file is that of another search."""
+    def _check_same_search(self, state):
+        """Raises a `ValueError` if a state is that of another search."""
         if "depth_search" not in state:
             raise ValueError(
                 "The folder holds a search of another kind. Choose another `project_name`. "
                 f"Received: folder={str(self.folder)!r}"
             )
-        with reading(path):
-            stages = len(state["depth_search"]["start"])
-            before = dict(state["depth_search"]["settings"])
+        stages = len(state["depth_search"]["start"])
+        before = state["depth_search"]["settings"]
         if stages != len(self.start):
             raise ArgumentError(
                 "start",
@@ -643,8 +580,8 @@ class DepthOracle(PlacedOracle):
             )
         check_same_settings(before, self.settings, self.folder)
 
-    def _continue(self, owners, look):
-        """Ends trials whose measurements are on disk; others run again, by `owners` if known."""
+    def _continue(self, look):
+        """Ends trials whose measurements are on disk; others run again."""
         for trial in reversed(self.in_order()):
             if trial.status == RUNNING and trial.metrics.exists(OBJECTIVE):
                 trial.status = COMPLETED
@@ -656,25 +593,7 @@ class DepthOracle(PlacedOracle):
                     self._save_state_of(trial)
             elif trial.status != FAILED:
                 trial.status = RUNNING
-                if is_served() and trial.trial_id in owners:
-                    self.ongoing_trials[owners[trial.trial_id]] = trial
-                else:
-                    self.waiting.append(trial.trial_id)
-
-    def _read_trial(self, path):
-        state = read_json(path, REMEDY)
-        with reading(path):
-            trial = keras_tuner.engine.trial.Trial.from_state(state)
-            if path.parent.name != f"trial_{trial.trial_id}":
-                raise ValueError(f"it belongs to trial {trial.trial_id}")
-            if len(blocks(trial.hyperparameters)) != len(self.start):
-                raise ValueError("it has another number of stages")
-            if trial.status == COMPLETED or trial.metrics.exists(OBJECTIVE):
-                for stage in self.measurements(trial):
-                    stage.meets(self.epsilon)
-                if metric(trial, OBJECTIVE) != sum(blocks(trial.hyperparameters)):
-                    raise ValueError("its measurements are those of another depth")
-        return trial
+                self.waiting.append(trial.trial_id)
 
     def _retry_failures(self):
         """Retries the failures that ended the search, since the cause may have been fixed."""

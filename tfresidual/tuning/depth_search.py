@@ -7,7 +7,6 @@ import copy
 import functools
 import itertools
 import math
-import os
 import pathlib
 import shutil
 import time
@@ -22,10 +21,9 @@ from keras_tuner import errors
 from keras_tuner.engine.tuner import maybe_distribute
 
 from tfresidual import probes, sources
-from tfresidual.definitions.arguments import ArgumentError, check_int, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_int
 from tfresidual.definitions.settings import EPSILON
-from tfresidual.definitions.warning import warn
-from tfresidual.machine.files import damaged, read_json, replacing
+from tfresidual.machine.files import read_json, replacing
 from tfresidual.machine.first_step import build_optimizer, traced_once
 from tfresidual.machine.locks import LOCK, locked
 from tfresidual.machine.memory import TooLargeError, check_fits
@@ -58,27 +56,14 @@ from tfresidual.tuning.depth_oracle import (
 from tfresidual.tuning.keras_tuner_internals import BuildingTuner
 from tfresidual.tuning.search_files import (
     FAILURE_FILE,
-    NETWORK_FILE,
     ORACLE_FILE,
     REMEDY,
     WEIGHTS_FILE,
     TrialFileError,
-    reading,
-    write_json,
 )
-from tfresidual.tuning.supervision import end_with_supervisor, was_started_before
 from tfresidual.tuning.trace import DEVIATION, STAGE_METRICS, outcomes_of, read_search, trace_of
 from tfresidual.tuning.warm_start import interleave
-from tfresidual.tuning.workers import (
-    POLL,
-    ChiefConnectionError,
-    check_environment,
-    heartbeat,
-    is_served,
-    is_worker,
-    serve,
-    wait_for_chief,
-)
+from tfresidual.tuning.workers import POLL, SearchError, is_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -150,14 +135,13 @@ class DepthSearch(BuildingTuner):
         hyperparameters: a `keras_tuner.HyperParameters` with further hyperparameters, or `None`.
             Each combination of their values has its own search.
         seed: int, seed of the weights and of all other random numbers in a trial.
-        chief_timeout: number of seconds that a worker waits for a chief that does not answer.
         **kwargs: `directory`, `project_name`, `overwrite`, `executions_per_trial` (their
             measurements are averaged), `distribution_strategy`, `max_model_size`,
             `max_retries_per_trial`, `max_consecutive_failed_trials`, `tune_new_entries` and the
             other arguments of `keras_tuner.Tuner`.
 
     Raises:
-        ValueError: if an argument is invalid, or the folder holds a search of other networks.
+        ValueError: if an argument is invalid, or the folder holds another search.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", sections 2.3 and
@@ -179,14 +163,11 @@ class DepthSearch(BuildingTuner):
         max_trials: int | None = None,
         hyperparameters: keras_tuner.HyperParameters | None = None,
         seed: int = 0,
-        chief_timeout: float = 60.0,
         **kwargs: Any,
     ) -> None:
-        check_environment()
         check_no_objective(kwargs)
         _check_devices(kwargs.get("distribution_strategy"))
         seed = check_int("seed", seed, at_least=0, at_most=2**31 - 1)
-        chief_timeout = check_number("chief_timeout", chief_timeout, over=0)
         if not callable(hypermodel) and not isinstance(hypermodel, keras_tuner.HyperModel):
             must = "be a function of hyperparameters, or a `keras_tuner.HyperModel`"
             raise ArgumentError("hypermodel", must, hypermodel)
@@ -214,23 +195,15 @@ class DepthSearch(BuildingTuner):
         self.seed: int = seed
         self.probe_data: Images | None = probe_data
         self.chain: Callable[[keras.Model], Chain] | None = chain
-        self.chief_timeout: float = chief_timeout
         self._is_compared, self._least = False, math.inf
         # What is known of the validation data, which is read once.
         self._guessing = None
-        if kwargs.pop("overwrite", False) and not is_worker() and not was_started_before():
+        if kwargs.pop("overwrite", False) and not is_worker():
             _clear(kwargs.get("directory"), kwargs.get("project_name"))
         super().__init__(oracle, hypermodel, **kwargs)
-        if is_worker():
-            wait_for_chief(self.oracle, chief_timeout)
-        elif self.oracle.is_begun():
+        if not is_worker() and self.oracle.is_begun():
             # The hyperparameters of this program count, not those of the one that began the search.
             self.oracle.reload(look=True)
-            if os.path.lexists(self._path(NETWORK_FILE)):
-                self._compare_network()
-
-    def _path(self, name):
-        return pathlib.Path(self.project_dir, name)
 
     # Search
 
@@ -246,7 +219,6 @@ class DepthSearch(BuildingTuner):
             ValueError: if there are no images for the measurements, a further hyperparameter has
                 infinitely many values, or the search in the folder began with other networks, data
                 or epochs.
-            ConnectionError: in a worker, if no chief answers.
             OSError: if another process searches in the same folder, or a file cannot be read or
                 written; the search can be resumed.
             SearchError: if too many trials failed in a row.
@@ -262,33 +234,42 @@ class DepthSearch(BuildingTuner):
             check_data(data, again=True)
         except (ValueError, TypeError) as error:
             raise ValueError(_of_images(name, data, error)) from error
-        end_with_supervisor()
         if is_worker():
-            try:
-                super().search(*fit_args, **fit_kwargs)
-            except ChiefConnectionError:
-                if not self._is_over():
-                    raise
+            super().search(*fit_args, **fit_kwargs)
             return
         self.oracle.combinations()
-        settings = fingerprint.of_fit(fit_args, fit_kwargs, self.probe_data)
         with locked(self.project_dir, "project_name"):
             begun = self.oracle.settings
-            self.oracle.settings = begun | settings
+            before = self._settings_on_disk()
+            self.oracle.settings = begun | self._settings(fit_args, fit_kwargs, before)
             try:
                 if self.oracle.is_begun():
                     # Another process may have continued the search since this tuner was created.
                     self.oracle.reload()
-                self._compare_network()
             except BaseException:
                 self.oracle.settings = begun
                 raise
             self.save()
-            if is_served():
-                self.oracle.verbose = fit_kwargs.get("verbose", self.oracle.verbose)
-                serve(self.oracle)
-            else:
-                super().search(*fit_args, **fit_kwargs)
+            super().search(*fit_args, **fit_kwargs)
+            if self.oracle.failure is not None:
+                # A chief cannot raise it while it answers a worker.
+                raise SearchError(self.oracle.failure)
+
+    def _settings_on_disk(self):
+        path = pathlib.Path(self.project_dir, ORACLE_FILE)
+        return read_json(path, REMEDY)["depth_search"]["settings"] if path.exists() else {}
+
+    def _settings(self, fit_args, fit_kwargs, before):
+        """Returns what the measurements depend on; `before` is that of the search in the folder."""
+        values = before.get("hypermodel", {}).get("values", self.oracle.get_space().values)
+        space = self.oracle.get_space()
+        space.values = dict(values)
+        network = self.build_beside(space)
+        self._check_fit(network)
+        given = {"values": values}
+        if isinstance(network, keras.Model):
+            given |= fingerprint.of_network(network)
+        return fingerprint.of_fit(fit_args, fit_kwargs, self.probe_data) | {"hypermodel": given}
 
     def pre_create_trial(self) -> None:
         if is_worker():
@@ -315,16 +296,13 @@ class DepthSearch(BuildingTuner):
             A dict of these floats by name, averages over the executions (`"seconds"` is their sum).
         """
         given = kwargs.pop("callbacks", None) or ()
-        beats = heartbeat(self.oracle, trial.trial_id) if is_worker() else contextlib.nullcontext()
         results = []
         try:
-            with beats:
-                for execution in range(self.executions_per_trial):
-                    callbacks = self._copied(given, trial, execution)
-                    results.append(
-                        self.execute(trial, execution, *args, callbacks=callbacks, **kwargs)
-                    )
-        except (errors.FatalError, ConnectionError):
+            for execution in range(self.executions_per_trial):
+                callbacks = copy.deepcopy(list(given))
+                self.log_below(callbacks, trial, execution)
+                results.append(self.execute(trial, execution, *args, callbacks=callbacks, **kwargs))
+        except errors.FatalError:
             raise
         except OSError as error:
             # keras-tuner would count the trial as failed, and print where.
@@ -335,17 +313,6 @@ class DepthSearch(BuildingTuner):
                 f"A trial failed with {type(error).__name__}: {error}"
             ) from error
         return _averaged(results)
-
-    def _copied(self, given, trial, execution):
-        try:
-            callbacks = copy.deepcopy(list(given))
-        except Exception as error:
-            raise errors.FatalValueError(
-                "Argument `callbacks` must hold callbacks that `copy.deepcopy` copies, since each "
-                f"training has its own. Received: callbacks={given!r}"
-            ) from error
-        self.log_below(callbacks, trial, execution)
-        return callbacks
 
     def execute(
         self, trial: Trial, execution: int, *args: Any, callbacks: list[Any], **kwargs: Any
@@ -402,64 +369,18 @@ class DepthSearch(BuildingTuner):
     def on_trial_end(self, trial: Trial) -> None:
         if trial.message and is_worker():
             # The report of a worker to its chief does not include the message.
-            with replacing(pathlib.Path(self.get_trial_dir(trial.trial_id), FAILURE_FILE)) as path:
-                path.write_text(trial.message)
+            path = pathlib.Path(self.get_trial_dir(trial.trial_id), FAILURE_FILE)
+            with replacing(path) as beside:
+                beside.write_text(trial.message)
         super().on_trial_end(trial)
 
     def _compare_with_chief(self, fit_args, fit_kwargs):
         """Raises an error if the chief began a search of other networks, or with other data."""
-        path = self._path(ORACLE_FILE)
-        with reading(path):
-            before = read_json(path, REMEDY)["depth_search"]["settings"]
-        settings = fingerprint.of_fit(fit_args, fit_kwargs, self.probe_data)
+        before = self._settings_on_disk()
         with _fatal():
-            check_same_settings(before, settings, path.parent)
-            self._compare_network()
-
-    def _compare_network(self):
-        """Compares the network at the start of the search with the recorded one, or records it."""
-        path = self._path(NETWORK_FILE)
-        is_there = os.path.lexists(path)
-        if self._is_compared or (is_worker() and not is_there):
-            return
-        if not is_worker() and not (is_there and self.oracle.is_begun()):
-            if self.oracle.start_order:
-                warn(
-                    "The search in the folder was begun by an earlier version, which did not "
-                    "record what networks it searches. It resumes as if `hypermodel` built the "
-                    f"same ones. Received: folder={str(path.parent)!r}"
-                )
-            space = self.oracle.get_space()
-            network = self._fingerprint(space)
-            if network is not None:
-                write_json(path, {"hyperparameters": space.get_config(), "network": network})
-            self._is_compared = True
-            return
-        content = read_json(path, REMEDY)
-        with reading(path):
-            space = keras_tuner.HyperParameters.from_config(content["hyperparameters"])
-            before = dict(content["network"])
-            if fingerprint.difference(before, before) is not None:
-                raise ValueError("its network is not equal to itself")
-        now = self._fingerprint(space)
-        found = "its type" if now is None else fingerprint.difference(before, now)
-        if found is not None:
-            text = blocks_text(blocks(space))
-            raise ArgumentError(
-                "hypermodel",
-                "build the networks that the search in the folder began with, or `project_name` "
-                "be another",
-                said=f"a network of {text} that differs in {found}, folder={str(path.parent)!r}",
-            )
+            settings = self._settings(fit_args, fit_kwargs, before)
+            check_same_settings(before, settings, self.project_dir)
         self._is_compared = True
-
-    def _fingerprint(self, space):
-        def build():
-            network = self.build_beside(space.copy())
-            self._check_fit(network)
-            return network
-
-        return fingerprint.of_network(build, self._chain_of)
 
     def _check_fit(self, network):
         """Raises a `ValueError` if a network is not compiled for the `fit` of keras-tuner."""
@@ -476,10 +397,10 @@ class DepthSearch(BuildingTuner):
         if source is None:
             return
         lender = self.oracle.get_trial(source)
-        with maybe_distribute(self.distribution_strategy):
+        with _fatal(), maybe_distribute(self.distribution_strategy):
             shallow = self._loaded(self.build_beside(lender.hyperparameters), lender)
         with _fatal():
-            interleave(shallow, network, chain=self._chain_of)
+            interleave(shallow, network)
 
     def _images(self, fit_kwargs):
         """Returns the data on which distances are measured, and the name of its argument."""
@@ -655,24 +576,12 @@ class DepthSearch(BuildingTuner):
         """Returns the oracle with all trials; a worker reads it from disk."""
         return read_search(self.project_dir) if is_worker() else self.oracle
 
-    def _is_over(self):
-        """Returns whether a worker finds no chief because the search has ended."""
-        try:
-            outcomes = self.outcomes()
-        except FileNotFoundError:
-            return False
-        return all(outcome.status != "searching" for outcome in outcomes)
-
     # Files of keras-tuner
 
     def save(self) -> None:
         # The tuner itself has no state, so only the oracle is saved.
         if not is_worker():
             self.oracle.save()
-
-    def reload(self) -> None:
-        # Called for the file of the tuner, which earlier versions wrote, and which holds nothing.
-        self.find_space()
 
 
 @contextlib.contextmanager
@@ -734,51 +643,12 @@ def _bytes(tensor, shape):
 
 
 def load_trained(network, path):
-    """Loads the weights and the optimizer state that a trial saved into a compiled network.
-
-    A `ValueError` is raised if they are missing, damaged or those of another network, or if their
-    file leads to other files or becomes many times its size.
-    """
-    if not pathlib.Path(path).exists():
-        raise errors.FatalValueError(
-            f"The weights of a trial are missing. {REMEDY}. Received: path={str(path)!r}"
-        )
+    """Loads the weights and the optimizer state that a trial saved into a compiled network."""
     build_optimizer(network)
-    try:
-        with warnings.catch_warnings():
-            # Keras warns of what it leaves as it was initialized.
-            warnings.simplefilter("error", UserWarning)
-            network.load_weights(path)
-    except PermissionError:
-        raise
-    except (OSError, ValueError, LookupError, UserWarning) as error:
-        # Error messages of Keras may be very long.
-        reason = str(error).strip().partition("\n")[0]
-        if _is_intact(path):
-            raise errors.FatalValueError(
-                "Argument `hypermodel` must build the networks that the search in the folder "
-                "trained, with their optimizer: the weights of a trial do not fit the network "
-                f"that it builds: {reason}. Received: path={str(path)!r}"
-            ) from error
-        raise errors.FatalValueError(str(damaged(path, reason, REMEDY))) from error
-
-
-def _is_intact(path):
-    """Returns whether every array in a file of weights can be read."""
-    import h5py
-
-    arrays = []
-
-    def read(name, item):
-        if isinstance(item, h5py.Dataset):
-            arrays.append(item[()])
-
-    try:
-        with h5py.File(path, "r") as file:
-            file.visititems(read)
-    except (OSError, RuntimeError, ValueError, LookupError):
-        return False
-    return bool(arrays)
+    with warnings.catch_warnings():
+        # Keras warns of what it leaves as it was initialized.
+        warnings.simplefilter("error", UserWarning)
+        network.load_weights(path)
 
 
 def _clear(directory, project_name):
@@ -841,7 +711,7 @@ def _check_devices(strategy):
             "distribution_strategy",
             "be a `tf.distribute.MirroredStrategy` or `OneDeviceStrategy`: `model.fit` of Keras 3 "
             "works with no other. To use several machines, let each be a worker that trains "
-            "networks of its own (see `tfresidual.tuning.workers`)",
+            "networks of its own",
             said=f"distribution_strategy={strategy!r} of type {type(strategy).__name__}",
         )
 

@@ -9,18 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
-import platform
-import random
-import types
 import warnings
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.machine.settings import CALLS, written_by
-from tfresidual.networks import ResidualNetwork
+from tfresidual.routing.losses import weights_of_losses
 
 # Arguments of `fit` that affect what a trial measures, with their defaults.
 OF_FIT = {
@@ -31,23 +25,14 @@ OF_FIT = {
 # Arguments of `fit` that may be given by position.
 POSITIONAL = ("x", "y", "batch_size", "epochs")
 DATA = ("x", "y", "sample_weight", "validation_data", "probe_data")
-# Rows of an array that are compared, and numbers of a network's output.
-MOST_ROWS, MOST_OUTPUTS = 256, 32
-# Size that stands for an unknown one.
-UNKNOWN = 32
-TOLERANCE = {"float16": 0.05, "bfloat16": 0.1}
-# What the blocks of a network are.
-CHAIN = "blocks of the chain"
-# The code of a function is compared only between equal versions of Python.
-CODE = f"code in Python {'.'.join(platform.python_version_tuple()[:2])}"
-# How a network is trained, and what functions and methods read around them: what earlier versions
-# did not record.
-TRAINING, READS = "training", "reads"
-# The methods by which a network of a class of its own is trained.
-OF_TRAINING = ("train_step", "compute_loss")
-# Parts of configurations that do not matter; the last one is of weights that are coupled, see
+# Rows of an array that are compared.
+MOST_ROWS = 256
+# Parts of configurations that do not matter; `paths` are of weights that are coupled, see
 # `tfresidual.training.GradientCoupling`.
-LEFT_OUT = {"module", "registered_name", "build_config", "shared_object_id", "paths"}
+LEFT_OUT = {"module", "registered_name", "build_config", "shared_object_id", "paths", "seed"}
+
+# Where configurations hold names of operations.
+NAMES = ("name", "keras_history", "input_layers", "output_layers")
 
 
 def of_fit(args, kwargs, probe_data):
@@ -88,233 +73,77 @@ def _of_array(data):
     return f"{shape}, {rows[0].dtype if rows else None}, {hashed.hexdigest()[:16]}"
 
 
-def of_network(build, chain_of=None):
-    """Returns the fingerprint of a network, as JSON can hold it, or `None` if it is no network.
+def of_network(network):
+    """Returns hashes of the configurations of a compiled network, its optimizer and its loss.
 
-    It has the configuration of the layers, the optimizer and the loss, the shapes of the weights,
-    the outputs for fixed weights and inputs and, for networks not of this package, what their
-    blocks are.
-
-    Args:
-        build: function without arguments that returns the compiled network. It is called again if
-            the network has seeds, to find those that differ each time.
-        chain_of: function of the network that returns its chain, or `None` for no chain.
+    They do not depend on the names of layers and weights, nor on seeds.
     """
-    found = {}
-    before = random.getstate()
-    try:
-        random.seed(0)
-        network = build()
-        if not isinstance(network, keras.Model):
-            return None
-        if chain_of is not None and not isinstance(network, ResidualNetwork):
-            # A network that cannot be measured is refused by its trial. This builds a subclassed
-            # one.
-            with contextlib.suppress(ValueError):
-                found[CHAIN] = [
-                    [f"{b.shortcut}{'' if b.keeps_shape else ', another shape'}" for b in blocks]
-                    for blocks in (stage.blocks for stage in chain_of(network).stages)
-                ]
-        described = _described(network)
-        if '"seed": ' in json.dumps(described):
-            random.seed(1)
-            described = _common_seeds(described, _described(build()))
-    finally:
-        random.setstate(before)
-    described |= {"output": _response(network), "precision": network.compute_dtype}
-    return described | found
-
-
-def _described(network):
+    layers = list(network._flatten_layers())
+    operations = [one for layer in layers for one in getattr(layer, "operations", ())]
+    places = {one.name: f"#{place}" for place, one in enumerate([*layers, *operations])}
+    optimizer = getattr(network, "optimizer", None)
     with warnings.catch_warnings():
         # Keras warns that a lambda cannot be loaded safely.
         warnings.simplefilter("ignore")
-        return _as_json(_plain(_configuration(network)))
-
-
-def _configuration(network):
-    layers = [
-        layer
-        for layer in network._flatten_layers(include_self=False)
-        if next(iter(layer._flatten_layers(include_self=False)), None) is None
-    ]
-    config = _config(network)
-    described = {
-        "class": type(network).__name__,
-        "network": {name: v for name, v in config.items() if not name.endswith("layers")},
-        "layers": [{"class": type(layer).__name__, **_config(layer)} for layer in layers],
-        "weights": [f"{w.shape}, {w.dtype}, {w.trainable}" for w in network.weights],
-        "input": [f"{tensor.shape}, {tensor.dtype}" for tensor in _inputs(network)],
-    }
-    described[TRAINING] = _of_reads(written_by(network, OF_TRAINING))
-    if network.compiled:
-        optimizer = network.optimizer
-        described["optimizer"] = {"class": type(optimizer).__name__, **_config(optimizer)}
-        described["loss"] = _of_loss(network.loss)
-        with contextlib.suppress(TypeError, ValueError, AttributeError, NotImplementedError):
-            described["loss_weights"] = network.get_compile_config().get("loss_weights")
-    return described
+        parts = {
+            "network": [
+                [f"{w.shape}, {w.dtype}, {w.trainable}" for w in network.weights],
+                [[type(layer).__name__, _config(layer)] for layer in layers],
+            ],
+            "optimizer": [type(optimizer).__name__, _config(optimizer)],
+            "loss": [_of_loss(getattr(network, "loss", None)), weights_of_losses(network)],
+        }
+    return {name: _hash(_plain(part, places)) for name, part in parts.items()}
 
 
 def _config(thing):
-    try:
+    # A layer of one's own need not have a configuration.
+    with contextlib.suppress(NotImplementedError, AttributeError):
         return dict(thing.get_config())
-    except (NotImplementedError, TypeError, ValueError, AttributeError):
-        return {}
+    return {}
 
 
 def _of_loss(loss):
     if isinstance(loss, dict):
-        return {str(name): _of_loss(part) for name, part in loss.items()}
+        return {name: _of_loss(part) for name, part in loss.items()}
     if isinstance(loss, (tuple, list)):
         return [_of_loss(part) for part in loss]
-    if isinstance(loss, keras.losses.Loss):
-        function = getattr(loss, "fn", None)
-        reads = written_by(loss, CALLS) if function is None else written_by(function)
-        described = {"class": type(loss).__name__, **_config(loss), **_of_function(function)}
-        return described | _of_reads(reads)
-    if isinstance(loss, types.FunctionType):
-        return {"name": loss.__name__, **_of_function(loss)} | _of_reads(written_by(loss))
-    if callable(loss):
-        return {"class": type(loss).__name__} | _of_reads(written_by(loss))
-    return loss
+    if isinstance(loss, str):
+        return loss
+    return [getattr(loss, "__name__", type(loss).__name__), _config(loss)]
 
 
-def _of_reads(reads):
-    """Returns what is read as text, code as its hash."""
-    found = {}
-    for path, one in reads.items():
-        is_code = isinstance(one, types.CodeType)
-        found[f"{path} {CODE}".strip() if is_code else path.strip()] = (
-            _of_code(one) if is_code else one
-        )
-    return {READS: found}
+def _plain(value, places, is_name=False):
+    """Returns a configuration without made-up names, origins, seeds and what is unset.
 
-
-def _of_function(function):
-    """Returns the code of a function that is not part of Keras, without its place in a file."""
-    if not isinstance(function, types.FunctionType) or function.__module__.startswith("keras."):
-        return {"function": getattr(function, "__name__", None)}
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    values = [v for v in (*cells, *(function.__defaults__ or ())) if _is_plain(v)]
-    return {"function": function.__name__, "values": values, CODE: _of_code(function.__code__)}
-
-
-def _of_code(code):
-    constants = [c for c in code.co_consts if not isinstance(c, types.CodeType)]
-    inner = [_of_code(c) for c in code.co_consts if isinstance(c, types.CodeType)]
-    parts = repr((code.co_code, code.co_names, constants, inner))
-    return hashlib.sha256(parts.encode()).hexdigest()[:16]
-
-
-def _is_plain(value):
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _plain(value, keeps_name=False):
-    """Returns a configuration without names, origins and what is unset."""
+    The names of operations become their places.
+    """
     if isinstance(value, dict):
-        kind = str(value.get("class_name", ""))
-        if kind == "__lambda__" or value.keys() == {"value"}:
-            # The code of a lambda contains its place in a file. What it does shows in the outputs.
+        kind = str(value.get("class_name"))
+        if kind == "__lambda__":
+            # Its code holds its place in a file.
             return "lambda"
+        is_policy = kind.endswith("DTypePolicy")
         return {
-            str(name): _plain(part, kind.endswith("DTypePolicy"))
+            str(name): _plain(part, places, name in NAMES or is_policy)
             for name, part in value.items()
-            if part is not None and name not in LEFT_OUT and (keeps_name or name != "name")
+            if part is not None
+            and name not in LEFT_OUT
+            and (name != "name" or is_name or part in places)
         }
     if isinstance(value, (tuple, list, set, frozenset)):
-        return [_plain(part) for part in value]
+        return [_plain(part, places, is_name) for part in value]
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
-    return value if _is_plain(value) else type(value).__name__
+    if isinstance(value, str):
+        return places.get(value, value) if is_name else value
+    is_plain = value is None or isinstance(value, (bool, int, float))
+    return value if is_plain else type(value).__name__
 
 
-def _common_seeds(described, other):
-    """Leaves out the seeds that differ between two networks that one function built."""
-    if isinstance(described, dict):
-        return {
-            name: _common_seeds(part, other.get(name))
-            for name, part in described.items()
-            if name != "seed" or part == other.get(name)
-        }
-    if isinstance(described, list):
-        return [_common_seeds(a, b) for a, b in zip(described, other, strict=True)]
-    return described
-
-
-def _inputs(network):
-    return list(getattr(network, "inputs", None) or ())
-
-
-def _response(network):
-    """Returns outputs for fixed inputs and weights, which overwrite those of the network."""
-    rng = np.random.default_rng(0)
-    for weight in network.weights:
-        if "float" in weight.dtype:
-            fan_in = max(math.prod(weight.shape[:-1]), 1)
-            drawn = rng.normal(size=weight.shape) / math.sqrt(fan_in)
-            weight.assign(drawn if len(weight.shape) > 1 else 1 + 0.1 * drawn)
-    inputs = []
-    for tensor in _inputs(network):
-        shape = [2, *(UNKNOWN if size is None else size for size in tensor.shape[1:])]
-        numbers = rng.normal(size=shape) if "float" in tensor.dtype else rng.integers(0, 2, shape)
-        inputs.append(tf.cast(numbers, tensor.dtype))
-    if not inputs:
-        return None
-    structure = getattr(network, "_inputs_struct", None)
-    if isinstance(structure, dict):
-        by_name = dict(zip([tensor.name for tensor in _inputs(network)], inputs, strict=True))
-        inputs = {key: by_name[tensor.name] for key, tensor in structure.items()}
-    elif len(inputs) == 1:
-        (inputs,) = inputs
-    outputs = tf.nest.flatten(network(inputs, training=False))
-    numbers = np.concatenate([np.ravel(tf.cast(output, tf.float32)) for output in outputs])
-    return [float(v) if math.isfinite(v) else None for v in numbers[:MOST_OUTPUTS]]
-
-
-def difference(before, now):
-    """Returns in which way two fingerprints of networks differ, as text, or `None`."""
-    # Earlier versions did not record the chain.
-    left_out = {"output"} if CHAIN in before and CHAIN in now else {"output", CHAIN}
-    is_of_earlier = TRAINING not in before or TRAINING not in now
-    parts = ({k: v for k, v in part.items() if k not in left_out} for part in (before, now))
-    old, new = (dict(_flat(part)) for part in parts)
-    for place in old | new:
-        is_known = place in old and place in new
-        is_code = "code in Python" in place and not is_known
-        is_later = READS in place.split() and not is_known and is_of_earlier
-        pair = old.get(place, "not set"), new.get(place, "not set")
-        if pair[0] != pair[1] and not is_code and not is_later:
-            return _told(place, *pair)
-    outputs = before.get("output"), now.get("output")
-    if None in outputs:
-        return None
-    if len(outputs[0]) != len(outputs[1]):
-        return _told("the number of outputs", *map(len, outputs))
-    limit = TOLERANCE.get(before.get("precision"), 1e-3)
-    limit *= max((abs(v) for v in outputs[0] if v is not None), default=0.0)
-    for one, two in zip(*outputs, strict=True):
-        if (one is None) != (two is None) or not (one is None or abs(one - two) <= limit):
-            return _told("what it computes with the same weights", one, two)
-    return None
-
-
-def _told(what, before, now):
-    return f"{what} ({before} before, {now} now)"
-
-
-def _flat(value, place=""):
-    """Yields the parts of a description with their places."""
-    if isinstance(value, dict):
-        for name, part in value.items():
-            yield from _flat(part, f"{place} {name}".strip())
-    elif isinstance(value, list):
-        yield f"the number of {place}", len(value)
-        for number, part in enumerate(value):
-            yield from _flat(part, f"{place} {number}")
-    else:
-        yield place, value
+def _hash(value):
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _as_json(value):

@@ -1,8 +1,7 @@
 """What this package uses of keras-tuner that keras-tuner does not document.
 
-These are nine names: of an oracle, `_set_project_dir` and `_display`; of a tuner,
-`_populate_initial_space`, `_try_build`, `_build_hypermodel` and `_configure_tensorboard_dir`; of
-chief and workers, the modules `protos` and `oracle_chief`, and the `stub` of a client.
+These are five names: of an oracle, `_set_project_dir` and `_display`; of a tuner, `_try_build`,
+`_build_hypermodel` and `_configure_tensorboard_dir`.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ from typing import TYPE_CHECKING, Any
 import keras_tuner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import grpc
     import keras
     from keras_tuner.engine.trial import Trial
 
@@ -68,10 +64,6 @@ class PlacedOracle(keras_tuner.Oracle):
 class BuildingTuner(keras_tuner.Tuner):
     """A tuner whose parts can be used one by one."""
 
-    def find_space(self) -> None:
-        """Finds all hyperparameters by building networks."""
-        self._populate_initial_space()
-
     def build_network(self, hyperparameters: keras_tuner.HyperParameters) -> keras.Model:
         """Returns the network of a trial, after which those before it are gone."""
         return self._try_build(hyperparameters)
@@ -85,19 +77,3 @@ class BuildingTuner(keras_tuner.Tuner):
         # keras-tuner imports TensorBoard even if it is not used.
         if any(type(callback).__name__ == "TensorBoard" for callback in callbacks):
             self._configure_tensorboard_dir(callbacks, trial, execution)
-
-
-def replace_stub(client: Any, channel: grpc.Channel, wrap: Callable[[Any], Any]) -> None:
-    """Lets the client of a worker send its requests through `wrap` of what sends them."""
-    from keras_tuner.src import protos
-
-    client.stub = wrap(protos.get_service_grpc().OracleStub(channel))
-
-
-def add_servicer(oracle: Any, server: grpc.Server, wrap: Callable[[Any], Any]) -> None:
-    """Lets a server answer the requests of workers by `wrap` of what answers them."""
-    from keras_tuner.src import protos
-    from keras_tuner.src.distribute.oracle_chief import OracleServicer
-
-    add = protos.get_service_grpc().add_OracleServicer_to_server
-    add(wrap(OracleServicer(oracle)), server)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 from keras_tuner import errors
 
-from tfresidual.machine.files import damaged, replacing
+from tfresidual.machine.files import replacing
 
 # Files in the folder of a trial: its measurements, its weights, and the error message of a failed
 # worker.
 TRIAL_FILE, WEIGHTS_FILE, FAILURE_FILE = "trial.json", "checkpoint.weights.h5", "failure.txt"
-# Files in the folder of a search: the state of its oracle, and what its networks are.
-ORACLE_FILE, NETWORK_FILE = "oracle.json", "network.json"
+# The file in the folder of a search: the state of its oracle.
+ORACLE_FILE = "oracle.json"
 # What to do about a damaged file.
 REMEDY = "Replace it by an intact copy, or search in another folder"
-
-# What Python and keras-tuner raise for a file that holds something else than was written.
-_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
 
 
 class TrialFileError(errors.FatalError, OSError):
@@ -39,15 +35,6 @@ def is_begun(folder):
             f"search in another folder. Received: folder={str(folder)!r}"
         )
     return path.exists()
-
-
-@contextlib.contextmanager
-def reading(path):
-    """Reports errors in the block as damage to a file of the search, a `ValueError`."""
-    try:
-        yield
-    except _UNREADABLE as error:
-        raise damaged(path, f"{type(error).__name__}: {error}", REMEDY) from error
 
 
 def write_json(path, content):

@@ -27,7 +27,7 @@ from tfresidual.tuning.depth_oracle import (
     error_text,
     metric,
 )
-from tfresidual.tuning.search_files import ORACLE_FILE, REMEDY, reading
+from tfresidual.tuning.search_files import ORACLE_FILE, REMEDY
 
 if TYPE_CHECKING:
     from typing import Any, Literal
@@ -94,7 +94,7 @@ def read_search(folder: StrPath) -> DepthOracle:
 
     Raises:
         FileNotFoundError: if the folder contains no search.
-        ValueError: if it is not a depth search, or a file in the folder is damaged.
+        ValueError: if it is not a depth search.
     """
     folder = pathlib.Path(folder)
     path = folder / ORACLE_FILE
@@ -110,16 +110,15 @@ def read_search(folder: StrPath) -> DepthOracle:
             "be the folder of a search for depth",
             said=f"folder={str(folder)!r}, a search of keras-tuner of another kind",
         )
-    with reading(path):
-        same = {name: search[name] for name in ("epsilon", "tolerance", "settings", "max_trials")}
-        least, most = zip(*search["limits"], strict=True)
-        oracle = DepthOracle(
-            search["start"],
-            min_blocks=least,
-            max_blocks=most,
-            warm_start=search["settings"]["warm_start"],
-            **same,
-        )
+    same = {name: search[name] for name in ("epsilon", "tolerance", "settings", "max_trials")}
+    least, most = zip(*search["limits"], strict=True)
+    oracle = DepthOracle(
+        search["start"],
+        min_blocks=least,
+        max_blocks=most,
+        warm_start=search["settings"]["warm_start"],
+        **same,
+    )
     oracle.place_in(folder)
     oracle.reload(look=True)
     return oracle
@@ -135,10 +134,7 @@ def trace_of(oracle: DepthOracle) -> Frame:
     columns = None if rows else [c for c in COLUMNS if c != "from_trial" or oracle.warm_start]
     types = {"measured_blocks": "Int64", "depth_asked_for": "Int64"}
     types |= {"meets_rule": "boolean", "moved": "boolean"}
-    trace = pd.DataFrame(rows, columns=columns).astype(types)
-    # Earlier versions did not measure it: their searches stay as they are.
-    is_measured = trace[SETTLED].notna().any() or trace[AS_BUILT].isna().all()
-    return trace if is_measured else trace.drop(columns=SETTLED)
+    return pd.DataFrame(rows, columns=columns).astype(types)
 
 
 def _rows(oracle, number, trial, found):
