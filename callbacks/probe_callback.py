@@ -12,8 +12,6 @@ import warnings
 from typing import TYPE_CHECKING
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from tfresidual import probes, sources
 from tfresidual.callbacks.failures import GoesOn
@@ -23,12 +21,14 @@ from tfresidual.definitions.declarations import PROBES
 from tfresidual.definitions.warning import warn
 from tfresidual.probes.guessing import AT_CHANCE
 from tfresidual.probes.logs import block_logs, log_key, published_places
-from tfresidual.probes.measure import takes_any_labels
-from tfresidual.routing.batches import batches_of, check_data, first_batch, labels_of, splits_of
+from tfresidual.routing.data import (
+    batches_of,
+    check_data,
+    first_batch,
+    sliced,
+    splits_of,
+)
 from tfresidual.routing.evaluator import check_scored
-from tfresidual.routing.images import check_images, sliced
-from tfresidual.routing.labels import check_prepared
-from tfresidual.routing.positions import has_positions, shape_of_outputs
 from tfresidual.sources.keras_models import OPENS_WITH_INPUTS
 
 if TYPE_CHECKING:
@@ -154,8 +154,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
     then is an error. What fails later, because of a full disk or data that changed, is a warning:
     the keys are NaN, and training continues.
 
-    Reading the first batch counts as an iteration over the data, or as two if the data comes from a
-    Python function: such data must begin with the same batch each time. This changes the order of a
+    Reading the first batch counts as an iteration over the data. This changes the order of a
     dataset that is reshuffled in every iteration, such as the training data of
     `tfresidual.datasets.load`; to probe that, use `tfresidual.datasets.plain(train)`. If a dataset
     made from a generator is infinite, the first probe never ends.
@@ -272,7 +271,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         self._first = {}
         for split, part in splits_of(self.data).items() if self.reads_data else ():
             with _in_split(split):
-                self._first[split] = first_batch(part, again=True)
+                self._first[split] = first_batch(part)
         if self.model.built:
             self._begin()
 
@@ -324,21 +323,12 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         """Checks the network, once it is built, and whether data and probe fit it."""
         chain = chain_in_training(self.model)
         self.check(chain)
-        is_read = self.counts_errors or self.reads_labels
-        is_checked = self.counts_errors or (is_read and takes_any_labels(chain))
         few = {}
         for split, batch in self._first.items():
             with _in_split(split):
-                images, labels, _ = next(batches_of(batch, chain, with_labels=False)[0])
-                check_images(chain, images)
-                if is_read:
-                    # Weights that cannot be used are an error here.
-                    _, prepared, _ = next(batches_of(batch, chain)[0])
-                if is_checked:
-                    self._check_labels(chain, images, prepared, labels_of(chain, batch))
-                few[split] = sliced((images, labels), slice(TRIED))
-                if batch[1] is None:
-                    few[split] = few[split][:1]
+                has_labels = batch[1] is not None
+                *part, _ = next(batches_of(batch, chain, with_labels=has_labels))
+                few[split] = sliced(tuple(part if has_labels else part[:1]), slice(TRIED))
         warn_of_earlier(self, ProbeCallback, self.keys(chain))
         if few and self._is_tried:
             self._try(chain, few)
@@ -355,19 +345,6 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
             self._quietly(chain)
         finally:
             self.data, self.frames = data, {}
-
-    def _check_labels(self, chain, images, labels, all_labels):
-        """Checks the labels of some images, and all labels that have been read already."""
-        all_labels = np.asarray(all_labels)
-        if all_labels.dtype.kind not in "biuf":
-            raise ArgumentError(
-                "data", "hold labels that are numbers", said=f"labels of dtype {all_labels.dtype}"
-            )
-        shape = shape_of_outputs(chain, images)
-        if len(shape) == 1:
-            labels = tf.convert_to_tensor(all_labels)
-        if len(shape) == 1 or has_positions(shape):
-            check_prepared(chain, labels, shape)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what is pickled: not the model, nor what was built for it."""

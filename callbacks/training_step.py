@@ -23,10 +23,10 @@ import tensorflow as tf
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.metrics import wide
 from tfresidual.definitions.warning import warn
-from tfresidual.routing.batches import IN_RANGE
 from tfresidual.routing.block_values import values_of_block
 from tfresidual.routing.devices import this_replica
 from tfresidual.routing.losses import single
+from tfresidual.routing.runs import IN_RANGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

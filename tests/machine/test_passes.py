@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfresidual import datasets
 from tfresidual.machine.passes import without_tuning
-from tfresidual.routing.batches import batches_of
+from tfresidual.routing.data import batches_of
 
 
 def doubled():
@@ -44,14 +44,14 @@ import os, sys, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import numpy as np
 import tensorflow as tf
-from tfresidual.routing.batches import batches_of
+from tfresidual.routing.data import batches_of
 
 images = tf.zeros((16, 2))
 data = tf.data.Dataset.range(10**9).map(
     lambda x: (images, tf.zeros(16, tf.int64)), num_parallel_calls=tf.data.AUTOTUNE
 ).prefetch(tf.data.AUTOTUNE)
 for _ in range(2):
-    batches, _ = batches_of(data)
+    batches = batches_of(data)
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
         next(batches)
@@ -73,8 +73,7 @@ def test_a_pass_ends_at_once():
 
 def test_data_of_a_user_is_read_without_tuning():
     data = tf.data.Dataset.from_tensors((tf.zeros((4, 2)), tf.zeros(4, tf.int64)))
-    batches, count = batches_of(data)
-    assert count == 1
+    batches = batches_of(data)
     assert [images.shape[0] for images, *_ in batches] == [4]
     # The dataset itself is as it was.
     assert data.options().autotune.enabled is None

@@ -20,7 +20,7 @@ from tfresidual.probes import running
 from tfresidual.probes.running import PROBES, ProbeOptions
 from tfresidual.routing import Block, Chain, Stage
 from tfresidual.routing.block_values import block_values
-from tfresidual.routing.chain import VALID_POSITIONS
+from tfresidual.routing.positions import VALID_POSITIONS
 
 pytestmark = pytest.mark.eager
 

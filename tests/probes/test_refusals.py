@@ -276,13 +276,3 @@ def test_outputs_of_a_regression_are_no_classes():
     assert tfr.chain(net).outputs == "values"
     with refused("chain"):
         probes.first_order(net, (np.ones((2, 8, 8, 3), "float32"), np.ones((2, 5), "float32")))
-
-
-@pytest.mark.parametrize(
-    "weights",
-    [-np.ones(7), np.full(7, np.nan), np.ones(6), np.ones((7, 2)), np.zeros(7)],
-    ids=["negative", "NaN", "too few", "of positions", "nothing is there"],
-)
-def test_weights_that_are_none(weights):
-    with refused("data"):
-        probes.block_metrics(net(), (*random_batch(net(), images=7), weights))

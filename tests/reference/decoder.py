@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.routing import Block, Chain, Stage
-from tfresidual.routing.chain import VALID_POSITIONS
+from tfresidual.routing.positions import VALID_POSITIONS
 
 
 class Decoder:

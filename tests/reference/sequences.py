@@ -14,8 +14,8 @@ import tensorflow as tf
 from keras import layers
 
 from tfresidual.routing import Block, Chain, Stage
-from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.losses import CROSS_ENTROPY, loss_from
+from tfresidual.routing.positions import VALID_POSITIONS
 
 TOKENS, FEATURES, CLASSES = 6, 3, 4
 # A decoder classifies every token, an encoder every sequence.

@@ -13,7 +13,7 @@ from keras import layers, ops
 from refusals import refused
 
 import tfresidual as tfr
-from tfresidual import callbacks, networks, probes
+from tfresidual import networks, probes
 from tfresidual.routing import agreement, evaluate
 from tfresidual.routing.routes import follow, repeat_last_block, unperturbed
 
@@ -210,31 +210,22 @@ def test_export_refuses_a_network_that_takes_no_images_to_compare(probing, tmp_p
     np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-6)
 
 
-def _computes_channels_first():
-    """As GPUs do, and processors with AVX-512."""
-    try:
-        tf.nn.conv2d(tf.ones((1, 1, 4, 4)), tf.ones((3, 3, 1, 1)), 1, "SAME", data_format="NCHW")
-    except tf.errors.OpError:
-        return False
-    return True
-
-
-@pytest.mark.compiled
-@pytest.mark.skipif(_computes_channels_first(), reason="this machine has the kernel")
-def test_the_way_out_where_this_machine_has_no_kernel():
-    kind = {"data_format": "channels_first"}
-    inputs = keras.Input((1, 8, 8))
-    state = layers.MaxPooling2D(**kind)(layers.Conv2D(4, 3, padding="same", **kind)(inputs))
-    state = state + layers.Conv2D(4, 3, padding="same", **kind)(state)
-    model = keras.Model(inputs, layers.Dense(5)(layers.Flatten()(state)))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    data = IMAGES.transpose(0, 3, 1, 2), LABELS
-    network = networks.ResidualNetwork((1, 8, 8), 5, blocks=1, widths=(4,), **kind)
-    for run in (
-        lambda: probes.drop_blocks(model, data),
-        lambda: probes.block_metrics(network, data),
-        lambda: probes.attribution(model, data),
-        lambda: model.fit(*data, verbose=0, callbacks=[callbacks.BlockMetrics(data)]),
-    ):
-        with refused("chain"):
-            run()
+@pytest.mark.parametrize(
+    "use",
+    [of_gradients, lambda chain: evaluate(chain, DATA, [unperturbed(chain)], with_losses=True)],
+    ids=["gradients", "routes"],
+)
+def test_another_loss_than_that_of_the_network_is_refused(use):
+    """Weights of losses and regularization are no difference; another loss is one."""
+    net = functional(activation=None)
+    sparse = keras.losses.SparseCategoricalCrossentropy
+    net.layers[-1].kernel_regularizer = keras.regularizers.L2(1.0)
+    net.compile("sgd", sparse(from_logits=True), loss_weights=[0.3])
+    chain = tfr.chain(net)
+    use(chain)
+    net.compile("sgd", sparse(from_logits=True), loss_weights=[3.0])
+    with refused("chain"):
+        use(chain)
+    assert len(probes.perturbation(chain, DATA)) == 1
+    use(tfr.chain(net))
+    use(dataclasses.replace(chain, reference_loss=None))

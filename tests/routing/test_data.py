@@ -74,7 +74,6 @@ def unknown_shapes(*arrays):
 
 
 FORMS = {
-    "lists": lambda: [IMAGES.tolist(), INDICES.tolist()],
     "tensors": lambda: (tf.constant(IMAGES), tf.constant(INDICES)),
     "equal weights": lambda: (IMAGES, INDICES, np.full(6, 3.0)),
     "column": lambda: (IMAGES, INDICES[:, None]),
@@ -142,73 +141,43 @@ def test_images_of_other_types(dtype, chain):
     pd.testing.assert_frame_equal(found, expected, rtol=1e-3, atol=1e-5)
 
 
-# Data, a word of the reason, and whether it is one without reading labels.
 EMPTY = IMAGES[:0], INDICES[:0]
 REFUSED = {
-    "a number": (3, "Dataset"),
-    "nothing": (None, "Dataset"),
-    "a path": ("test.csv", "Dataset"),
-    "four parts": (Batches((IMAGES, INDICES, WEIGHTS, WEIGHTS)), "4 parts"),
-    "endless": (sliced(2, IMAGES, INDICES).repeat(), "finite"),
-    "two datasets": ((sliced(2, IMAGES), sliced(2, INDICES)), "pair of arrays"),
-    "ragged": ((IMAGES, tf.ragged.constant([[1]] * 5 + [[1, 2]])), "to_tensor"),
-    "sparse": ((IMAGES, tf.sparse.from_dense(ROWS)), "to_dense"),
-    "ragged images": (
-        tf.data.Dataset.from_tensors((tf.RaggedTensor.from_tensor(IMAGES), INDICES)),
-        "to_tensor",
-    ),
-    "objects": ((IMAGES, np.array([[1]] * 5 + [[1, 2]], object)), "labels of numbers"),
-    "one for all": (Batches((IMAGES, 3)), "labels of numbers"),
-    "a dict": (Batches((IMAGES, {"a": INDICES})), "labels of numbers"),
-    "images as strings": ((IMAGES.astype(str), INDICES), "images of numbers"),
-    "complex images": ((IMAGES.astype(complex), INDICES), "images of numbers"),
-    "few labels": ((IMAGES, INDICES[:3]), "as many labels as images"),
-    "too few": (Batches((IMAGES, INDICES[:4])), "as many labels as images"),
-    "too many": (Batches((IMAGES[:4], INDICES)), "as many labels as images"),
-    "one image": ((IMAGES[0], np.zeros(4)), "of shape"),
-    "another shape": ((IMAGES[:, :3], INDICES), "of shape"),
-    "other size": (Batches(SMALL, (IMAGES[:, :3], INDICES)), "of shape"),
-    "column then": (Batches(SMALL, (IMAGES, INDICES[:, None])), "the same dtypes"),
-    "rows then": (Batches(SMALL, (IMAGES, ROWS)), "the same dtypes"),
-    "floats then": (Batches(SMALL, (IMAGES, INDICES / 1)), "the same dtypes"),
-    "double images": (Batches(SMALL, (np.float64(IMAGES), INDICES)), "the same dtypes"),
-    "empty": (EMPTY, "at least one batch"),
-    "empty dataset": (sliced(2, *EMPTY), "at least one batch"),
-    "an empty batch": (Batches(EMPTY), "at least one batch"),
-    "no weights": ((IMAGES, INDICES, 0 * WEIGHTS), "weight 0: at least one batch"),
-    "negative weights": ((IMAGES, INDICES, WEIGHTS - 1), "0 or more"),
-    "NaN as weight": ((IMAGES, INDICES, WEIGHTS * np.nan), "0 or more"),
-    "few weights": ((IMAGES, INDICES, WEIGHTS[:3]), "3 weights for 6 images"),
-    "named weights": ((IMAGES, INDICES, {"a": WEIGHTS}), "labels of one output"),
-    "two weights": ((IMAGES, INDICES, [WEIGHTS, WEIGHTS]), "labels of one output"),
-    "weights of pixels": ((IMAGES, INDICES, np.ones((6, 4, 4))), "per image"),
+    "endless": sliced(2, IMAGES, INDICES).repeat(),
+    "too few": Batches((IMAGES, INDICES[:4])),
+    "empty": EMPTY,
+    "an empty batch": Batches(EMPTY),
+    "no weights": (IMAGES, INDICES, 0 * WEIGHTS),
+    "negative weights": (IMAGES, INDICES, WEIGHTS - 1),
+    "NaN as weight": (IMAGES, INDICES, WEIGHTS * np.nan),
+    "few weights": (IMAGES, INDICES, WEIGHTS[:3]),
+    "two weights": (IMAGES, INDICES, [WEIGHTS, WEIGHTS]),
+    "labels of two outputs": (IMAGES, {"a": INDICES, "b": INDICES}),
+    "weights of pixels": (IMAGES, INDICES, np.ones((6, 4, 4))),
 }
 REFUSED_LABELS = {
-    "strings": ((IMAGES, INDICES.astype(str)), "numbers"),
-    "complex": ((IMAGES, INDICES.astype(complex)), "numbers"),
-    "half": ((IMAGES, INDICES / 2), "labels from 0 to 4, or a row of 5"),
-    "infinite": ((IMAGES, np.where(ROWS == 1, np.inf, 0)), "labels from 0 to 4"),
-    "NaN": ((IMAGES, np.where(INDICES == 2, np.nan, INDICES)), "labels from 0 to 4"),
-    "too high": ((IMAGES, INDICES + 1), "labels from 0 to 4"),
-    "negative": ((IMAGES, INDICES - 1), "labels from 0 to 4"),
-    "negative rows": ((IMAGES, -ROWS), "labels from 0 to 4"),
-    "other rows": ((IMAGES, np.ones((6, 3))), "labels from 0 to 4"),
-    "later": (sliced(2, IMAGES, np.append(INDICES[:5], 5)), "labels from 0 to 4"),
-    "none": ((IMAGES, None), "hold labels"),
-    "none in a dataset": (sliced(2, IMAGES), "hold labels"),
+    "strings": (IMAGES, INDICES.astype(str)),
+    "half": (IMAGES, INDICES / 2),
+    "infinite": (IMAGES, np.where(ROWS == 1, np.inf, 0)),
+    "NaN": (IMAGES, np.where(INDICES == 2, np.nan, INDICES)),
+    "too high": (IMAGES, INDICES + 1),
+    "negative rows": (IMAGES, -ROWS),
+    "other rows": (IMAGES, np.ones((6, 3))),
+    "later": sliced(2, IMAGES, np.append(INDICES[:5], 5)),
+    "none": (IMAGES, None),
+    "none in a dataset": sliced(2, IMAGES),
 }
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *REFUSED_LABELS])
 def test_data_that_is_refused(name, chain):
-    data, words = (REFUSED | REFUSED_LABELS)[name]
+    data = (REFUSED | REFUSED_LABELS)[name]
     for probe in (
         lambda data: evaluate(chain, data, [unperturbed(chain)]),
         lambda data: probes.block_metrics(chain, data),
     ):
-        with refused("data") as caught:
+        with refused("data"):
             probe(data)
-        assert words in str(caught.value) and len(str(caught.value)) < 500
     if name in REFUSED_LABELS:
         assert len(probes.perturbation(chain, data)) == 1
 
@@ -216,26 +185,6 @@ def test_data_that_is_refused(name, chain):
 def test_splits_that_are_none(chain):
     with refused("data"):
         probes.block_metrics(chain, {})
-
-
-def test_many_shapes_are_warned_of():
-    inputs = keras.Input((None, 1))
-    state = layers.Dense(3)(inputs)
-    state = state + layers.Dense(3)(state)
-    chain = tfr.chain(keras.Model(inputs, layers.GlobalMaxPooling1D()(state)))
-    images = [np.ones((2, size, 1), "float32") for size in range(1, 6)]
-    assert len(probes.perturbation(chain, iter(images[:4]))) == 1
-    with pytest.warns(UserWarning, match="5 shapes"):
-        probes.perturbation(chain, iter(images))
-
-
-def test_images_without_a_number_are_warned_of(chain):
-    images = IMAGES.copy()
-    images[0, 0] = np.nan
-    assert len(probes.block_metrics(chain, (images, INDICES)))
-    images[0] = np.nan
-    with pytest.warns(UserWarning, match="no number is finite"):
-        probes.block_metrics(chain, (images, INDICES))
 
 
 def test_a_loss_by_hand_says_itself_what_it_takes():
@@ -246,3 +195,82 @@ def test_a_loss_by_hand_says_itself_what_it_takes():
     labels = np.where(INDICES == 1, -1, INDICES)
     frame = probes.block_metrics(network(ignoring), (IMAGES, labels), per_image=True)
     np.testing.assert_array_equal(frame["gradient_norm"] == 0, INDICES == 1)
+
+
+A, B, C = np.random.default_rng(0).normal(size=(3, 6, 4)).astype("float32")
+TWO = np.arange(6) % 2
+# Structures of the inputs of a model, by the two that they may hold.
+STRUCTURES = {
+    "tensor": lambda a, b: a,
+    "list of one": lambda a, b: [a],
+    "tuple of one": lambda a, b: (a,),
+    "dict of one": lambda a, b: {"a": a},
+    "list": lambda a, b: [a, b],
+    "list in another order": lambda a, b: [b, a],
+    "dict": lambda a, b: {"a": a, "b": b},
+    "dict that is not sorted": lambda a, b: {"b": b, "a": a},
+    "dict with other names": lambda a, b: {"p": a, "q": b},
+    "nested": lambda a, b: {"x": [a, b]},
+}
+GIVEN = [
+    A,
+    [A],
+    (A,),
+    {"a": A},
+    {"a": A, "z": C},
+    {"z": A},
+    [A, B],
+    (A, B),
+    {"a": A, "b": B},
+    {"b": B, "a": A},
+    {"a": A, "b": B, "z": C},
+    {"p": A, "q": B},
+    [A, B, C],
+    {"x": [A, B]},
+    [[A, B]],
+]
+
+
+def model_of(structure):
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+    inputs = structure(a, b)
+    state = a + 2 * b if len(keras.tree.flatten(inputs)) == 2 else a
+    state = layers.Add()([state, layers.Dense(4, activation="tanh")(state)])
+    return keras.Model(inputs, layers.Dense(2)(state))
+
+
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
+@pytest.mark.filterwarnings("ignore:The structure of `inputs`")
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_inputs_are_those_of_predict(name):
+    """What is taken has the outputs of Keras; what it refuses raises its error."""
+    model = model_of(STRUCTURES[name])
+    chain, taken = tfr.chain(model), 0
+    for data in GIVEN:
+        try:
+            found = chain(data)
+        except (ValueError, KeyError, IndexError):
+            continue
+        taken += 1
+        expected = model.predict_on_batch(data)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        frame = probes.readout(chain, (data, TWO))
+        error = np.mean(expected.argmax(axis=1) != TWO)
+        assert frame["error"].iloc[-1] == pytest.approx(error), data
+    assert taken
+
+
+@pytest.mark.parametrize("is_list", [True, False])
+def test_labels_of_one_output(is_list, tmp_path):
+    inputs = keras.Input((4,), name="a")
+    state = layers.Add()([inputs, layers.Dense(4)(inputs)])
+    outputs = layers.Dense(2, name="head")(state)
+    model = keras.Model([inputs], [outputs]) if is_list else keras.Model(inputs, outputs)
+    chain = tfr.chain(model)
+    expected = probes.block_metrics(chain, (A, TWO))
+    tfr.export(chain, tmp_path / "saved")
+    for source in (chain, tfr.chain(tmp_path / "saved")):
+        for labels in (TWO, [TWO], {"head": TWO}):
+            for data in ((A, labels), ({"a": A}, labels)):
+                found = probes.block_metrics(source, data)["gradient_norm"]
+                np.testing.assert_allclose(found, expected["gradient_norm"], rtol=1e-4)

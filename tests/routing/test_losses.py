@@ -16,7 +16,7 @@ from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.routing.agreement import check_losses
+from tfresidual.routing.agreement import check_run
 from tfresidual.routing.losses import CROSS_ENTROPY, loss_from, loss_of, softmax_cross_entropy
 from tfresidual.sources.outputs import kind_of
 
@@ -361,30 +361,30 @@ def divided(labels, outputs):
     return ops.mean(ops.square(outputs), axis=-1) / ops.cast(ops.shape(outputs)[0], "float32")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("loss", "words"),
+    ("loss", "name"),
     [
-        (Larger(), "method `call`"),
-        (Whole(), "method `call`"),
-        (of_the_batch, "not one for all images"),
-        (OfTheBatch(), "not one for all images"),
-        (keras.losses.CosineSimilarity(axis=0), "not one for all images"),
-        (contrastive, "on the other images"),
-        (divided, "on the other images"),
-        (keras.losses.Circle(), "on the other images"),
+        (Larger(), "loss"),
+        (Whole(), "loss"),
+        (of_the_batch, "loss"),
+        (OfTheBatch(), "loss"),
+        (keras.losses.CosineSimilarity(axis=0), "loss"),
+        (keras.losses.Circle(), "loss"),
+        # These differ for an image by itself.
+        (contrastive, "chain"),
+        (divided, "chain"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_losses_that_are_none_of_an_image(loss, words):
+def test_losses_that_are_none_of_an_image(loss, name):
     model = network(loss, dense())
     labels = INDICES if isinstance(loss, keras.losses.Circle) else ROWS
-    for size in (1, 3, 6):
+    for size in (3, 6):
         data = tf.data.Dataset.from_tensor_slices((IMAGES, labels)).batch(size)
         for probe in (probes.block_metrics, probes.signal_propagation):
-            with refused("loss") as caught:
+            with refused(name):
                 probe(model, data)
-            assert words in str(caught.value)
     assert len(probes.line_element(model, (IMAGES, labels))) == 2
 
 
@@ -443,7 +443,7 @@ def test_descriptions_and_models_that_are_refused():
         ("log_cosh", ROWS),
         (DENSE(from_logits=True), ROWS),
         (keras.losses.MeanSquaredError(dtype="float16"), ROWS),
-        (SPARSE(ignore_class=1), INDICES),
+        (SPARSE(from_logits=True, ignore_class=1), INDICES),
     ],
     ids=["poisson", "log cosh", "cross-entropy", "half", "ignored"],
 )
@@ -451,7 +451,7 @@ def test_rounding_is_no_dependence(loss, labels, scale):
     model = network(loss, dense())
     kernel, _ = model.layers[-1].weights
     kernel.assign(kernel * scale)
-    check_losses(tfr.chain(model), labels[:4], {"outputs": model(IMAGES[:4])})
+    check_run(tfr.chain(model), tf.constant(IMAGES), tf.constant(labels))
 
 
 # Losses per position

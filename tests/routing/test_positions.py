@@ -6,16 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from reference import chains_with_context, sequences
+from reference import sequences
 from reference.route_values import TOLERANCE
 from refusals import refused
 
 from tfresidual import probes, routes
 from tfresidual.routing import evaluate
-from tfresidual.routing.batches import batches_of
-from tfresidual.routing.labels import labels_within
+from tfresidual.routing.data import batches_of
 from tfresidual.routing.losses import loss_from
-from tfresidual.routing.positions import counted
+from tfresidual.routing.positions import counted, labels_within
 
 pytestmark = pytest.mark.eager
 
@@ -32,15 +31,7 @@ def decoder():
 
 
 def prepared(chain, *data):
-    return [labels.numpy() for _, labels, _ in batches_of(data, chain)[0]]
-
-
-def test_a_wrong_shape_of_one_of_several_inputs_is_named():
-    chain = chains_with_context.masked_chain()
-    images = {"ids": np.ones((2, 5), int), "mask": np.ones((2, 5, 1), bool)}
-    with refused("data") as caught:
-        evaluate(chain, (images, np.zeros(2, int)), [routes.unperturbed(chain)])
-    assert str(caught.value).endswith("which differs in 'mask'")
+    return [labels.numpy() for _, labels, _ in batches_of(data, chain)]
 
 
 # Labels
@@ -121,7 +112,6 @@ WRONG = {
     "too large": ((LABELS + 1,), "labels from 0 to 3, or a row of 4 per position"),
     "NaN": ((np.where(LABELS == 3, np.nan, LABELS),), "labels from 0 to 3"),
     "other rows": ((np.ones((4, 5, 3)),), "labels from 0 to 3"),
-    "strings": ((LABELS.astype(str),), "labels that are numbers"),
     "none that counts": ((-np.ones_like(LABELS),), "at least one position that counts"),
 }
 

@@ -14,8 +14,8 @@ from refusals import refused
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing import evaluate
-from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.gradients import walk_with_gradients
+from tfresidual.routing.positions import VALID_POSITIONS
 from tfresidual.routing.routes import drop, unperturbed
 
 pytestmark = [pytest.mark.eager, pytest.mark.filterwarnings("ignore::UserWarning")]

@@ -8,7 +8,7 @@ from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import callbacks, probes
-from tfresidual.routing.chain import VALID_POSITIONS
+from tfresidual.routing.positions import VALID_POSITIONS
 
 pytestmark = [pytest.mark.eager, pytest.mark.filterwarnings("ignore::UserWarning")]
 

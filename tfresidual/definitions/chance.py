@@ -1,9 +1,14 @@
-"""When an error counts as lower than that of guessing."""
+"""Standard errors of shares, and when an error counts as lower than that of guessing."""
 
 import math
 
 # Standard errors by which a number must differ from another one.
 STANDARD_ERRORS = 2
+
+
+def error_of_share(share: float, images: float) -> float:
+    """Returns the standard error of a share, such as an error, on this number of images."""
+    return math.sqrt(share * (1 - share) / images)
 
 
 def noise_at(chance: float, images: float | None) -> float:
@@ -15,7 +20,7 @@ def noise_at(chance: float, images: float | None) -> float:
     """
     if not images:
         return 0.0
-    return STANDARD_ERRORS * math.sqrt(chance * (1 - chance) / images)
+    return STANDARD_ERRORS * error_of_share(chance, images)
 
 
 def is_below(error: float, chance: float, images: float | None) -> bool:

@@ -14,7 +14,7 @@ from tfresidual.jobs.run_folder import (
     settings_of,
 )
 from tfresidual.jobs.settings import Settings, describe, with_data_of_file
-from tfresidual.routing.outputs import is_binary
+from tfresidual.routing.scores import is_binary
 from tfresidual.sources.saved_model.format import check_whole, is_saved_model, series_of
 
 # What networks of this package are trained on.

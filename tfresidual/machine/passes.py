@@ -17,11 +17,3 @@ def without_tuning(dataset):
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
-
-
-def is_from_python(data):
-    """Returns whether a dataset calls functions of Python, such as a generator, when it is read."""
-    variant = tf.data.experimental.to_variant(data)
-    # External state, such as that of a generator, is ignored.
-    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1)
-    return b"PyFunc" in graph.numpy()

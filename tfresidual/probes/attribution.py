@@ -37,8 +37,9 @@ from tfresidual.probes.predictions import (
     over_positions,
     scored_chain,
 )
-from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
+from tfresidual.routing.data import splits_of
 from tfresidual.routing.gradients import is_half, loss_gradients
+from tfresidual.routing.runs import WEIGHTS, run_over
 from tfresidual.sources.normalizations import Setting, check_found, frozen_normalizations
 
 if TYPE_CHECKING:

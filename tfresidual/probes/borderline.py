@@ -29,9 +29,8 @@ from tfresidual.definitions.declarations import (
 from tfresidual.probes.evaluate_routes import places_of
 from tfresidual.probes.measure import joined_splits, weighted_mean
 from tfresidual.routing import evaluate
-from tfresidual.routing.batches import splits_of
+from tfresidual.routing.data import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
-from tfresidual.routing.outputs import is_binary
 from tfresidual.routing.routes import (
     check_scale,
     check_times,
@@ -39,6 +38,7 @@ from tfresidual.routing.routes import (
     repeat_last_block,
     unperturbed,
 )
+from tfresidual.routing.scores import is_binary
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import BorderlineGroups, ChainSource, Data, Frame

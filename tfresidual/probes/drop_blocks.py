@@ -22,7 +22,7 @@ from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.fills import FILLS, ZERO, filled, route_with_fill
 from tfresidual.probes.guessing import warn_of_chance
 from tfresidual.probes.measure import joined_splits, rise_over, weighted_mean
-from tfresidual.routing.batches import splits_of
+from tfresidual.routing.data import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_scored
 from tfresidual.routing.routes import drop
 

@@ -10,7 +10,7 @@ import pandas as pd
 from tfresidual import sources
 from tfresidual.probes.measure import joined_splits, repeated, weighted_mean
 from tfresidual.routing import evaluate
-from tfresidual.routing.batches import splits_of
+from tfresidual.routing.data import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import checked_routes, unperturbed
 

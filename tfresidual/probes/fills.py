@@ -16,10 +16,9 @@ import tensorflow as tf
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.compiled import compiled
 from tfresidual.probes.patching import are_sources, with_others
-from tfresidual.routing.batches import batches_of, no_images, rebatched
 from tfresidual.routing.chain import BLOCK_FUNCTIONS
-from tfresidual.routing.images import check_images, key_of, spec_of
-from tfresidual.routing.positions import counted_images, has_them, known_positions, shape_of_outputs
+from tfresidual.routing.data import batches_of, key_of, rebatched, shape_of_outputs, spec_of
+from tfresidual.routing.positions import counted_images, has_them, known_positions
 from tfresidual.routing.routes import Route, unperturbed
 
 ZERO, MEAN, RESAMPLE = FILLS = ("zero", "mean", "resample")
@@ -149,8 +148,8 @@ def _chain_of(chain, fill, keep_norm):
             "context": lambda images: _context_with_others(chain, images, keep_norm),
             "input_shape": {IMAGES: chain.input_shape, OTHERS: chain.input_shape},
             "input_dtype": {IMAGES: chain.input_dtype, OTHERS: chain.input_dtype},
-            # The pairs are made of what the chain has arranged.
-            "arrangement": None,
+            "input_names": (),
+            "label_place": None,
             "reference": reference and (lambda images: reference(images[IMAGES])),
         }
     return dataclasses.replace(chain, **made), means
@@ -186,15 +185,12 @@ def _measure_means(chain, data, keep_norm, means):
     if chain.prepare is not None:
         chain.prepare()
     totals = None
-    for images, labels, weights in rebatched(batches_of(data, chain)[0], IMAGES_AT_ONCE):
-        check_images(chain, images)
+    for images, labels, weights in rebatched(batches_of(data, chain), IMAGES_AT_ONCE):
         summed = _compiled_sums(chain, keep_norm, images, labels)
         sums = [part.numpy() for part in tf.nest.flatten(summed(images, labels, weights))]
         if totals is not None:
             sums = list(map(_sum_of, totals, sums))
         totals = sums
-    if totals is None:
-        raise no_images(data)
     places = [(block.stage, block.index) for block in chain.blocks if block.keeps_shape]
     for place, total, count in zip(places, totals[::2], totals[1::2], strict=True):
         mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
@@ -256,14 +252,14 @@ class _Pairs(keras.utils.PyDataset):
     def __init__(self, chain, data, seed):
         super().__init__()
         self.chain, self.data, self.seed = chain, data, seed
-        self.count = sum(1 for _ in batches_of(data, chain)[0])
+        self.count = sum(1 for _ in batches_of(data, chain))
 
     def __len__(self):
         return self.count
 
     def __getitem__(self, index):
         if index == 0:
-            batches, _ = batches_of(self.data, self.chain)
+            batches = batches_of(self.data, self.chain)
             self.pairs = with_others(self.chain, batches, _drawn(self.seed))
         images, labels, others, _, weights = next(self.pairs)
         return {IMAGES: images, OTHERS: others}, labels, weights

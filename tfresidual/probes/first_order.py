@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ from tfresidual.probes.measure import (
 )
 from tfresidual.probes.predictions import label_check, scored_chain
 from tfresidual.routing import evaluate
-from tfresidual.routing.batches import WEIGHTS, batches_of, no_images, run_over, splits_of
+from tfresidual.routing.data import batches_of, count_of, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.positions import (
@@ -43,6 +42,7 @@ from tfresidual.routing.positions import (
     without_padding,
 )
 from tfresidual.routing.routes import unperturbed
+from tfresidual.routing.runs import WEIGHTS, run_over
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import Array, ChainSource, Data, Frame
@@ -229,13 +229,10 @@ def _values_of(chain, data, memory_limit, progress):
     routes = [route for _, route in rows_of(chain)]
     asked = [unperturbed(chain), *(route for route in routes if route is not None)]
     function = functools.partial(first_order_values, chain)
-    batches, count = batches_of(data, chain)
-    # Of batches that are arranged already.
-    chain = dataclasses.replace(chain, arrangement=None)
     check, parts = label_check(chain), []
-    with progress_bar("first order" if progress else None, count) as advance:
+    with progress_bar("first order" if progress else None, count_of(data)) as advance:
         # Both see a batch before the next one is read, since data may be shuffled every time.
-        for *batch, weights in batches:
+        for *batch, weights in batches_of(data, chain):
             values = run_over(chain, "first order", function, batch, check=check)
             is_counted = values.get(COUNTED_IMAGES, np.ones(len(batch[1]), bool))
             losses = np.full((len(asked), len(is_counted)), np.nan)
@@ -246,8 +243,6 @@ def _values_of(chain, data, memory_limit, progress):
             values["loss_change"] = _changes(routes, losses)
             parts.append(values | {WEIGHTS: weights.numpy() * is_counted})
             advance(1)
-    if not parts:
-        raise no_images(data)
     names = (*VALUES, WEIGHTS)
     values = {name: np.concatenate([part[name] for part in parts]).astype(float) for name in names}
     check_any_counts(values[WEIGHTS])

@@ -25,7 +25,7 @@ from tfresidual.definitions.declarations import (
 )
 from tfresidual.definitions.metrics import change_of, norm
 from tfresidual.probes.measure import counted_weights, joined_splits, weighted_mean
-from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
+from tfresidual.routing.data import splits_of
 from tfresidual.routing.positions import (
     check_any_counts,
     masks_of,
@@ -34,6 +34,7 @@ from tfresidual.routing.positions import (
     without_padding,
 )
 from tfresidual.routing.routes import check_times
+from tfresidual.routing.runs import WEIGHTS, run_over
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import ChainSource, Data, Frame

@@ -22,8 +22,7 @@ from tfresidual.definitions.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
 from tfresidual.probes.measure import by_split, joined_splits, measure
 from tfresidual.probes.perturbation import ALL_STAGES
-from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
-from tfresidual.routing.images import is_alike, is_shape
+from tfresidual.routing.data import in_structure, is_shape, splits_of
 from tfresidual.routing.positions import (
     check_any_counts,
     masks_of,
@@ -31,6 +30,7 @@ from tfresidual.routing.positions import (
     valid_images,
     without_padding,
 )
+from tfresidual.routing.runs import WEIGHTS, run_over
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import Array, ArrayLike, ChainSource, Data, Frame
@@ -129,10 +129,8 @@ def metric_product(
     """
     chain = _checked_chain(chain, stage, block)
     vectors = np.asarray(vectors)
-    if is_alike(images, chain.input_shape):
-        images = keras.tree.map_structure(np.asarray, images)
-    else:
-        images = np.asarray(images)
+    images = in_structure(images, chain.input_dtype, chain.input_names)
+    images = keras.tree.map_structure(np.asarray, images)
     parts = keras.tree.flatten(images)
     counts = {len(part) if part.ndim else 0 for part in (*parts, vectors)}
     if len(counts) > 1 or counts == {0}:

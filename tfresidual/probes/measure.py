@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
-from tfresidual.routing.chain import VALID_POSITIONS
-from tfresidual.routing.labels import check_prepared
-from tfresidual.routing.positions import check_any_counts, masks_of, shape_of_outputs
+from tfresidual.routing.data import shape_of_outputs, splits_of
+from tfresidual.routing.positions import VALID_POSITIONS, check_any_counts, check_prepared, masks_of
+from tfresidual.routing.runs import WEIGHTS, run_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

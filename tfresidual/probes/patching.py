@@ -52,25 +52,27 @@ from tfresidual.probes.predictions import (
     scored_chain,
 )
 from tfresidual.routing.agreement import check_run
-from tfresidual.routing.batches import (
-    WEIGHTS,
+from tfresidual.routing.data import (
     batches_of,
     chosen_of,
     concatenated,
-    no_images,
+    joined,
+    key_of,
     rebatched,
+    shape_of_outputs,
+    sliced,
+    spec_of,
     splits_of,
 )
 from tfresidual.routing.evaluator import MOST_IMAGES
-from tfresidual.routing.images import check_images, joined, key_of, sliced, spec_of
 from tfresidual.routing.positions import (
     check_any_counts,
     counted_images,
     has_them,
     known_positions,
-    shape_of_outputs,
     valid_positions,
 )
+from tfresidual.routing.runs import WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -277,7 +279,6 @@ def _values_of(chain, data, source, what, positions, measured, progress):
             images, labels, source_images, source_labels = batch
             key = key_of(batch)
             if key not in functions:
-                check_images(chain, images)
                 check_run(chain, images)
                 if positions is not None:
                     _check_positions(chain, sliced(images, slice(1)), positions)
@@ -289,14 +290,12 @@ def _values_of(chain, data, source, what, positions, measured, progress):
                 raise _other_padding(chain)
             parts.append(values | {WEIGHTS: weights.numpy()})
             advance(1)
-    if not parts:
-        raise no_images(data)
     return {name: concatenated([part[name] for part in parts]) for name in parts[0]}
 
 
 def _pairs(chain, data, source, at_once):
     """Yields images and labels of the data, those of the source for them, and weights."""
-    batches, _ = batches_of(data, chain, with_all=source is not None)
+    batches = batches_of(data, chain, with_all=source is not None)
     if source is None:
         yield from rebatched(with_others(chain, batches, places_of_next), at_once)
         return
@@ -324,7 +323,7 @@ def _pairs(chain, data, source, at_once):
 
 def _batches_of_source(chain, source):
     try:
-        yield from batches_of(source, chain, with_all=True)[0]
+        yield from batches_of(source, chain, with_all=True)
     except ValueError as error:
         said = str(error).replace("`data`", "`source`").replace("data=", "source=")
         raise ValueError(said) from error
@@ -338,7 +337,6 @@ def with_others(chain, batches, places_of):
     """
     before = None
     for images, labels, weights in batches:
-        check_images(chain, images)
         among, number = (images, labels), are_sources(chain, images, labels).sum()
         if number == 1 and before is not None and key_of(before) == key_of(among):
             among = joined([before, among])

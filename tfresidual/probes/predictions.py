@@ -14,15 +14,10 @@ from keras import backend
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, is_int
 from tfresidual.probes.measure import check_blocks, repeated, weighted_mean
+from tfresidual.routing.data import shape_of_outputs
 from tfresidual.routing.evaluator import check_scored
-from tfresidual.routing.labels import check_prepared
-from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
-from tfresidual.routing.positions import (
-    check_any_counts,
-    counted,
-    counted_images,
-    shape_of_outputs,
-)
+from tfresidual.routing.positions import check_any_counts, check_prepared, counted, counted_images
+from tfresidual.routing.scores import LOGITS, OUTPUTS, is_binary, named_outputs
 
 # What a logit can be chosen by, beside the index of a class.
 LABEL, MARGIN, SOURCE_LABEL = "label", "margin", "source label"

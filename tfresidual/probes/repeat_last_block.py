@@ -28,7 +28,7 @@ from tfresidual.probes.block_metrics import block_metrics
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.measure import counted_weights, standard_error, weighted_mean
 from tfresidual.routing import routes
-from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
+from tfresidual.routing.data import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.gradients import is_half, known_gradients, loss_gradients
 from tfresidual.routing.positions import (
@@ -40,6 +40,7 @@ from tfresidual.routing.positions import (
     without_padding,
 )
 from tfresidual.routing.routes import check_scale, check_times, unperturbed
+from tfresidual.routing.runs import WEIGHTS, run_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -21,12 +21,7 @@ from tfresidual.routing.gradients import (
     known_gradients,
     loss_gradients,
 )
-from tfresidual.routing.positions import (
-    counted_images,
-    only_counted,
-    valid_images,
-    without_padding,
-)
+from tfresidual.routing.positions import counted_images, only_counted, valid_images, without_padding
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import ChainSource, Data, Frame

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from tfresidual.definitions.chance import STANDARD_ERRORS, is_below
+from tfresidual.definitions.chance import STANDARD_ERRORS, error_of_share, is_below
 
 BELOW, UNDECIDED, ABOVE = -1, 0, 1
 _BEYOND = "by more than two standard errors over the images"
@@ -23,11 +23,6 @@ def signs(means, errors):
     """
     means, reach = np.asarray(means, float), STANDARD_ERRORS * np.asarray(errors, float)
     return np.where(means < -reach, BELOW, np.where(means > reach, ABOVE, UNDECIDED))
-
-
-def error_of_share(share, images):
-    """Returns the standard error of a share measured on this number of images."""
-    return math.sqrt(share * (1 - share) / images)
 
 
 def count_signs(block_metrics):

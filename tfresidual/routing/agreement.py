@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.compiled import compiled
-from tfresidual.routing.images import dtype_taken, is_shape, key_of, known_kernels, sliced, spec_of
-from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs, with_logits
+from tfresidual.routing.data import dtype_taken, is_shape, key_of, sliced, spec_of
+from tfresidual.routing.positions import are_per_position, counted, not_ignored
+from tfresidual.routing.scores import LOGITS, OUTPUTS, named_outputs, with_logits
 
 # The largest difference that rounding may cause, as a share of the largest output of an image, by
 # the coarsest dtype of the computation. TensorFlow rounds differently when the parts of a network
@@ -26,13 +27,6 @@ SAMPLES = 2
 # Sizes to try for axes of unknown size: the most common image size first, then smaller ones for
 # tokens with few positions, and larger ones for sound, which is downsampled many times.
 SIZES = (224, 256, 64, 32, 16, 8, 4, 512, 4096, 65536)
-
-
-# The beginning of the error about a loss that compares images.
-ALONE = (
-    "Argument `loss` of `compile` must give an image a loss that does not depend on the other "
-    "images of the batch: it cannot be measured per image otherwise."
-)
 
 
 class DisagreementError(ArgumentError):
@@ -93,55 +87,70 @@ def _has_diverged(chain, images):
     )
 
 
-def check_run(chain, images, labels=None):
-    """Compares what is compiled of a chain with its network, on the first images of a run.
+def check_run(chain, images, labels=None, found=None):
+    """Compares a chain with its network, on the first images of a run.
 
-    If the loss is used, `labels` are those of the images, and it is checked as well.
+    The network is not compiled, and its loss is the one that it has now: whatever has changed since
+    the chain was made, the outputs or the losses differ.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`. Without a reference, nothing is compared.
+        images: the first images of the run, as a tensor or tensors.
+        labels: those of the images, as in `data.prepared_labels`, if their loss is used.
+        found: the chain's `named_outputs` for the first images, if they are known.
     """
-    if chain.reference is not None:
-        few = sliced(images, slice(COMPARED))
-        with known_kernels(chain):
-            found = _compiled(chain, few)[0](few)
-        check_agreement(chain, few, found)
-        if labels is not None:
-            check_losses(chain, labels[:COMPARED], found)
-
-
-def check_losses(chain, labels, found):
-    """Raises a `ValueError` if the loss of an image differs, by more than rounding, without others.
-
-    Nothing is compared where the loss raises an error, is not finite, or is random.
-    """
-    # The first label once more, with other outputs if there are several images: many losses of
-    # pairs are 0 where no two images have one label.
-    of_labels = np.append(np.arange(len(labels)), 0)
-    of_outputs = np.append(np.arange(len(labels)), min(1, len(labels) - 1))
-
-    def losses(part):
-        values = {name: tf.gather(value, of_outputs[part]) for name, value in found.items()}
-        return np.asarray(chain.loss(tf.gather(labels, of_labels[part]), with_logits(values)))
-
-    try:
-        whole = losses(slice(None))
-        parts = np.concatenate([losses(slice(1)), losses(slice(1, None))])
-        again = whole if np.array_equal(whole, parts, equal_nan=True) else losses(slice(None))
-    except Exception:
-        # Code written by others may raise any error. If the probe raises it too, it says why.
+    if chain.reference is None:
         return
-    share = ALLOWED.get(whole.dtype.name, ALLOWED_OTHERWISE)
-    whole, parts, again = (values.astype(np.float64) for values in (whole, parts, again))
-    with np.errstate(invalid="ignore"):
-        sizes = np.maximum(np.abs(whole), np.abs(parts))
+    few = sliced(images, slice(COMPARED))
+    found = _compiled(chain, few)[0](few) if found is None else found
+    check_agreement(chain, few, found)
+    loss = None if labels is None or chain.reference_loss is None else chain.reference_loss()
+    if loss is not None:
+        check_losses(chain, loss, labels[:COMPARED], found)
+
+
+def check_losses(chain, loss, labels, found):
+    """Raises a `ValueError` if losses per image are not those of `compute_loss` for each image.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        loss: the function `(labels, outputs) -> loss` of the network, for one image.
+        labels: labels of a few images; positions that they leave out are left out for both.
+        found: the chain's `named_outputs` for these images.
+    """
+    shape = tuple(found[OUTPUTS].shape)[1:]
+    is_counted = not_ignored(chain, labels, shape)
+    if are_per_position(labels, shape):
+        is_counted = counted(labels, shape[-1])
+    own = np.asarray(chain.loss(labels, with_logits(found)))
+    share = max(allowed_for(chain), ALLOWED.get(own.dtype.name, 0))
+    largest = np.abs(np.asarray(found[OUTPUTS]).astype(np.float64)).max(initial=0)
+    for image, value in enumerate(own.astype(np.float64)):
+        batch = {"labels": labels, **found}
+        batch = {name: part[image : image + 1] for name, part in batch.items()}
+        if is_counted is not None:
+            mask = is_counted[image : image + 1]
+            if not tf.reduce_any(mask):
+                continue
+            if len(mask.shape) == 2 and not tf.reduce_all(mask):
+                batch = {name: part[mask][tf.newaxis] for name, part in batch.items()}
+        try:
+            expected = float(loss(batch.pop("labels"), with_logits(batch)))
+        except ValueError:
+            # Labels in another form than that of `fit`, such as rows for a sparse loss.
+            return
         # A loss near zero may be the difference of numbers of the size of the outputs.
-        largest = np.abs(np.asarray(found[OUTPUTS]).astype(np.float64)).max(initial=0)
-        allowed = share * np.maximum(sizes, np.median(sizes)) + 1e-5 * largest
-        is_other = (np.abs(whole - parts) > allowed) & np.isfinite(sizes)
-    if is_other.any() and np.array_equal(whole, again, equal_nan=True):
-        raise ValueError(
-            f"{ALONE} Received: {chain.name}, whose losses of some images are "
-            f"{whole.round(4).tolist()}, but {parts.round(4).tolist()} with the first of them by "
-            "itself"
-        )
+        allowed = share * max(abs(value), abs(expected)) + 1e-5 * largest
+        if np.isfinite([value, expected]).all() and abs(value - expected) > allowed:
+            raise DisagreementError(
+                "chain",
+                "have the losses of its network, image by image. The loss has changed after the "
+                "chain was made (make another chain), or it compares the images of a batch, which "
+                "cannot be measured per image. To measure another loss on purpose: "
+                "`dataclasses.replace(chain, loss=..., reference_loss=None)`",
+                said=f"{chain.name}, with a loss of {value:.4g}, where its network has "
+                f"{expected:.4g}",
+            )
 
 
 def sample_images(chain):

@@ -9,10 +9,9 @@ from tfresidual.definitions.metrics import (
     plain_norms_and_cosines,
     ratio,
 )
-from tfresidual.routing.batches import IN_RANGE
-from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.positions import (
+    VALID_POSITIONS,
     check_positions,
     each_position,
     only_counted,
@@ -20,6 +19,7 @@ from tfresidual.routing.positions import (
     valid_positions,
     without_padding,
 )
+from tfresidual.routing.runs import IN_RANGE
 
 PERTURBATION_METRICS = ("perturbation", "scaled_perturbation")
 # Those that do not depend on the loss.

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 from keras import ops
 
 from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.routing.data import in_structure
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
     from tfresidual.definitions.types import OutputKind, Tensor
-    from tfresidual.routing.arrangement import Arrangement
+    from tfresidual.routing.data import Place
 
 # The kinds of outputs that a head can return, see `Chain`.
 OUTPUT_KINDS = ("probabilities", "logits", "label_probabilities", "label_logits", "values")
-# The key of a context under which it holds which positions are not padding.
-VALID_POSITIONS = "valid_positions"
 # The functions of a block.
 BLOCK_FUNCTIONS = ("apply", "branch", "join")
 
@@ -179,6 +178,9 @@ class Chain:
         reference: the function `images -> outputs` of the network itself, at inference. Probes and
             `tfresidual.export` raise an error if the outputs of the chain differ. `None` if nothing
             is compared, as in chains built by hand or whose functions were replaced on purpose.
+        reference_loss: the function `() -> loss` of what the network is trained with now, a
+            function `(labels, outputs) -> loss` of one image, or `None` if that is not known.
+            Probes that read the loss raise an error if the losses of the chain differ.
         notes: tuple of descriptions of the parts of the network that the chain does not show.
         context: the function `images -> context`, a dict of tensors with a leading axis of images;
             `None` if blocks read nothing but the state. Under the name `VALID_POSITIONS`, it may
@@ -191,8 +193,9 @@ class Chain:
             about labels.
         input_dtype: the dtype that the network declares for its input, a str, or a dict, tuple or
             list of these. Integers become float32 unless it is an integer.
-        arrangement: brings inputs and labels from all structures that `fit` takes into those of the
-            chain; `None` if it takes its own structure alone.
+        input_names: tuple of the names of the inputs, by which a dict of them may be read.
+        label_place: which of several outputs the chain has, whose labels and sample weights it
+            takes; `None` for a network with one.
         strategy: the `tf.distribute.MirroredStrategy` over whose replicas probes share out the
             images of a batch; `None` for the usual devices.
     """
@@ -209,13 +212,17 @@ class Chain:
     reference: Callable[[Tensor], Tensor] | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
+    reference_loss: Callable[[], Callable[[Tensor, Tensor], Tensor] | None] | None = (
+        dataclasses.field(default=None, repr=False, compare=False)
+    )
     notes: tuple[str, ...] = ()
     context: Callable[[Any], dict[str, Tensor]] | None = dataclasses.field(default=None, repr=False)
     outputs_at_positions: bool = True
     input_dtype: Any = "float32"
-    arrangement: Arrangement | None = dataclasses.field(default=None, repr=False, compare=False)
     variables: tuple[keras.Variable, ...] = dataclasses.field(default=(), repr=False, compare=False)
     is_compiled: bool = dataclasses.field(default=True, repr=False, compare=False)
+    input_names: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
+    label_place: Place | None = dataclasses.field(default=None, repr=False, compare=False)
     strategy: tf.distribute.MirroredStrategy | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
@@ -326,8 +333,7 @@ class Chain:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Returns the outputs of the unperturbed network."""
-        if self.arrangement is not None:
-            images = self.arrangement.images(images)
+        images = in_structure(images, self.input_dtype, self.input_names)
         chain = self.with_context(images)
         _, last = chain.walk(chain.stem(images))
         return chain.head(last)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.compiled import compiled
-from tfresidual.routing.images import joined, sliced
+from tfresidual.routing.data import joined, sliced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,26 +17,38 @@ from tfresidual.definitions.metrics import change_of, norm, plain_norms_and_cosi
 from tfresidual.definitions.settings import MEMORY_LIMIT
 from tfresidual.machine.compiled import concrete
 from tfresidual.machine.console import progress_bar
-from tfresidual.routing.agreement import COMPARED, check_agreement, check_losses
-from tfresidual.routing.batches import batches_of, no_images, rebatched
+from tfresidual.routing.agreement import COMPARED, check_run
 from tfresidual.routing.chain import known_chain
+from tfresidual.routing.data import (
+    batches_of,
+    count_of,
+    key_of,
+    rebatched,
+    shape_of_outputs,
+    spec_of,
+)
 from tfresidual.routing.devices import devices_of
-from tfresidual.routing.images import check_images, key_of, known_kernels, sliced, spec_of
-from tfresidual.routing.labels import check_per_position, check_prepared
-from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
 from tfresidual.routing.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
 from tfresidual.routing.positions import (
     check_any_counts,
+    check_per_position,
+    check_prepared,
     counted,
     counted_images,
     each_position,
     has_positions,
     kept,
-    shape_of_outputs,
     without_padding,
 )
 from tfresidual.routing.routes import checked_routes
-from tfresidual.routing.scores import label_sets, prediction_scores
+from tfresidual.routing.scores import (
+    LOGITS,
+    OUTPUTS,
+    is_binary,
+    label_sets,
+    named_outputs,
+    prediction_scores,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -151,10 +163,8 @@ def evaluate(
         chain.prepare()
     routes = checked_routes(chain, routes)
     plan = plan_of(chain, routes)
-    batches, count = batches_of(data, chain)
-    first = next(batches, None)
-    if first is None:
-        raise no_images(data)
+    batches = batches_of(data, chain)
+    first = next(batches)
     runners: dict[Any, _Runner] = {}
 
     def runner_of(batch):
@@ -166,19 +176,17 @@ def evaluate(
 
     batches = itertools.chain([first], batches)
     parts, all_labels, all_weights, places, images_before = [], [], [], [], 0
-    with progress_bar("routes" if progress else None, count) as advance:
+    is_compared = False
+    with progress_bar("routes" if progress else None, count_of(data)) as advance:
         for batch in rebatched(batches, lambda batch: runner_of(batch).at_once):
             (images, labels, weights), runner = batch, runner_of(batch)
             share = len(labels) / len(first[1]) / len(plan.steps)
             advance_share = functools.partial(advance, share)
-            with known_kernels(chain):
-                parts.append(runner.run(images, labels, with_outputs, advance_share))
-            if not runner.is_compared:
+            parts.append(runner.run(images, labels, with_outputs, advance_share))
+            if not is_compared:
                 found = {name: part[:COMPARED] for name, part in runner.unperturbed.items()}
-                check_agreement(chain, sliced(images, slice(COMPARED)), found)
-                if with_losses:
-                    check_losses(chain, labels[:COMPARED], found)
-                runner.is_compared = True
+                check_run(chain, images, labels if with_losses else None, found)
+                is_compared = True
             all_labels.append(labels.numpy()[runner.is_counted])
             image, *position = np.nonzero(runner.is_counted)
             places.append((image + images_before, *position))
@@ -235,9 +243,6 @@ class _Runner:
     """The compiled functions of a plan and the memory they need."""
 
     def __init__(self, chain, plan, with_losses, memory_limit, images, labels):
-        check_images(chain, images)
-        # Whether the unperturbed route was compared with the network.
-        self.is_compared = False
         self.plan, self.chain, self.devices = plan, chain, devices_of(chain)
         self.stages = len(chain.stages)
         # The number of positions, for outputs per position.

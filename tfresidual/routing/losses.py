@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import weakref
 
 import keras
 import tensorflow as tf
@@ -11,9 +12,9 @@ from keras import ops
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.warning import warn
 from tfresidual.machine.first_step import changed_method
-from tfresidual.routing.agreement import ALONE
-from tfresidual.routing.outputs import logits_of, operation_of
+from tfresidual.routing.data import of_output
 from tfresidual.routing.positions import are_indices, are_per_position, counted, fits, kept
+from tfresidual.routing.scores import logits_of, operation_of
 
 # The name of the cross-entropy of this file among the names of losses.
 CROSS_ENTROPY = "cross_entropy"
@@ -35,6 +36,8 @@ OF_DIVERGENCES = (_OF.KLDivergence, _OF.kl_divergence)
 _OF_PROBABILITIES = (*OF_LABELS, *OF_CLASSES, *OF_DIVERGENCES)
 # Losses of Keras whose configuration lacks an argument: `delta` or `axis`.
 _OF_PART_CONFIGS = (_OF.Huber, _OF.CosineSimilarity)
+# The reductions of a loss that is a mean over images.
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 # The losses of Keras that compare the images of a batch with each other.
 _OF_PAIRS = (keras.losses.Circle,)
 _CROSS_ENTROPIES = (
@@ -72,6 +75,40 @@ def loss_of(model, kind=None):
         losses = _weighted(losses, float(weight))
     notes = note_of_loss(model, kind)
     return noted(losses, ". ".join(notes)) if notes else losses
+
+
+def reference_loss_of(model, place=None):
+    """Returns the function `() -> loss` of a chain, see `Chain.reference_loss`.
+
+    That loss is Keras' `compute_loss` of the loss that the model is compiled with when it is asked,
+    without those of regularization. It is `None` if training computes another one, or not a mean.
+    `place` is that of one of several outputs, see `data.Place`.
+    """
+    known = weakref.ref(model)
+
+    def loss_now():
+        model = known()
+        if model is None or not model.compiled or changed_method(model) is not None:
+            return None
+        loss, weights = (of_output(one, place) for one in (model.loss, weights_of_losses(model)))
+        if loss is None or getattr(single(loss), "reduction", _MEANS[0]) not in _MEANS:
+            return None
+        judge = _Judge()
+        judge.compile(
+            loss=single(loss), loss_weights=None if weights is None else [single(weights)]
+        )
+        # Keras divides by the number of replicas where there is a strategy.
+        count = tf.distribute.get_strategy().num_replicas_in_sync
+        return lambda labels, outputs: count * judge.compute_loss(None, labels, outputs)
+
+    return loss_now
+
+
+class _Judge(keras.Model):
+    """A model without weights, for its `compute_loss`."""
+
+    def call(self, inputs):
+        return inputs
 
 
 def note_of_loss(model, kind):
@@ -196,12 +233,6 @@ def single(loss):
     return loss
 
 
-def takes_signs(loss):
-    """Returns whether a loss of `loss_of` is a hinge loss, which labels the other class -1."""
-    description = getattr(loss, "description", None) or {"loss": ""}
-    return description["loss"].lower().replace("_", "") in ("hinge", "squaredhinge")
-
-
 def softmax_cross_entropy(labels, logits):
     """Computes the cross-entropy of a softmax, with an accurate gradient at high confidence.
 
@@ -292,7 +323,11 @@ def _per_image_of(loss):
             f"`keras.losses.Loss`. Received: loss={kind.__name__}"
         )
     if isinstance(loss, _OF_PAIRS):
-        return _refusal(f"{ALONE} Received: loss={kind.__name__}")
+        return _refusal(
+            "Argument `loss` of `compile` must give an image a loss that does not depend on the "
+            "other images of the batch: it cannot be measured per image otherwise. Received: "
+            f"loss={kind.__name__}"
+        )
     # A loss object averages over the images when it is called; its method `call` does not.
     return _per_image(loss.call, ignored_class, loss.dtype)
 

@@ -2,7 +2,7 @@
 
 Outputs `(images, positions, classes)` have one label per position of a sequence. A label says
 itself if its position is left out: an index is then below 0, and a row of numbers (or the number of
-a single output) holds only NaN; `labels.labels_within` decides. States with positions are `(images,
+a single output) holds only NaN; `labels_within` decides. States with positions are `(images,
 positions, features)`.
 
 An image that is all padding does not count; nor does, in what depends on labels, one whose labels
@@ -17,18 +17,10 @@ import tensorflow as tf
 from keras import ops
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.routing.chain import VALID_POSITIONS
-from tfresidual.routing.images import key_of, known_kernels, sliced
+from tfresidual.routing.scores import check_labels
 
-
-def shape_of_outputs(chain, images):
-    """Returns the shape of the outputs of a chain for one image, found once by a pass of one."""
-    key = (chain.head, *key_of(images))
-    if key not in chain.output_shapes:
-        with known_kernels(chain):
-            outputs = chain(sliced(images, slice(1)))
-        chain.output_shapes[key] = tuple(outputs.shape)[1:]
-    return chain.output_shapes[key]
+# The key of a context under which it holds which positions are not padding.
+VALID_POSITIONS = "valid_positions"
 
 
 def has_positions(shape):
@@ -194,3 +186,74 @@ def fits(tensor, mask):
     """Returns whether a tensor may have the positions of a mask `(images, positions)`."""
     sizes = tensor.shape[1], mask.shape[1]
     return None in sizes or sizes[0] == sizes[1]
+
+
+def takes_signs(loss):
+    """Returns whether a loss of `loss_of` is a hinge loss, which labels the other class -1."""
+    description = getattr(loss, "description", None) or {"loss": ""}
+    return description["loss"].lower().replace("_", "") in ("hinge", "squaredhinge")
+
+
+def labels_within(chain, labels, outputs, is_weighted=None):
+    """Returns labels per position in which all positions are left out that do not count.
+
+    Left out are positions with the weight 0, those that are padding, those with the class that the
+    loss ignores, and those that the labels leave out already. If classes exclude one another, a row
+    without a number over 0 leaves out a position too; with several labels, a row of numbers below 0
+    does, unless the loss takes -1 for 0.
+
+    Args:
+        chain: a chain without a context, see `Chain.with_context`.
+        labels: labels per position, see `counted`.
+        outputs: int, the number of outputs per position.
+        is_weighted: bool, `(images, positions)`, or `None`.
+
+    Returns:
+        A tensor of the same shape, signed integers or floats.
+    """
+    is_index = are_indices(labels, outputs)
+    if is_index and (labels.dtype.is_bool or labels.dtype.is_unsigned):
+        labels = tf.cast(labels, tf.int32 if labels.dtype.size < 4 else tf.int64)
+    elif not is_index and not labels.dtype.is_floating:
+        labels = tf.cast(labels, tf.float32)
+    is_counted = counted(labels, outputs)
+    ignored = getattr(chain.loss, "ignore_class", None)
+    if is_index and ignored is not None:
+        of_position = labels[:, :, 0] if labels.shape.rank == 3 else labels
+        is_counted &= of_position != tf.cast(ignored, labels.dtype)
+    elif not is_index and outputs > 1 and chain.outputs in ("logits", "probabilities"):
+        is_counted &= tf.reduce_any(labels > 0, axis=-1)
+    elif not is_index and chain.outputs != "values" and not takes_signs(chain.loss):
+        is_counted &= tf.reduce_any(labels >= 0, axis=-1) if labels.shape.rank == 3 else labels >= 0
+    valid = known_positions(chain)
+    if valid is not None:
+        are_same = chain.outputs_at_positions and fits(labels, valid)
+        is_counted &= valid if are_same else valid_images(chain)[:, None]
+    if is_weighted is not None:
+        is_counted &= is_weighted
+    return kept(labels, is_counted, -1 if is_index else np.nan)
+
+
+def check_prepared(chain, labels, shape):
+    """Raises a `ValueError` unless prepared labels fit classes of a shape per image."""
+    with_signs = takes_signs(chain.loss)
+    outputs = shape[-1] if shape else 1
+    if not has_positions(shape):
+        is_counted = not_ignored(chain, labels, shape)
+        labels = labels.numpy() if is_counted is None else labels.numpy()[is_counted.numpy()]
+        check_labels(chain.outputs, labels, outputs, with_signs)
+        return
+    check_per_position(labels, shape)
+    labels = labels.numpy()[counted(labels, outputs).numpy()]
+    check_labels(chain.outputs, labels, outputs, with_signs, of="position")
+
+
+def check_per_position(labels, shape):
+    """Raises a `ValueError` unless labels are those of every position of outputs."""
+    if not are_per_position(labels, shape):
+        raise ArgumentError(
+            "data",
+            "hold one label per position, for outputs (positions, classes) of shape "
+            f"{tuple(shape)} per image",
+            said=f"labels of shape {tuple(labels.shape)}",
+        )

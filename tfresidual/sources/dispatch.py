@@ -16,13 +16,13 @@ from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing.chain import OUTPUT_KINDS, Block, Chain, Stage
 from tfresidual.routing.devices import checked_strategy, known_strategy
-from tfresidual.routing.losses import loss_of, note_of_loss, noted
+from tfresidual.routing.losses import loss_of, note_of_loss, noted, reference_loss_of
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.functional import GUESSED, preparation, unit_parts
 from tfresidual.sources.graph import has_graph, reference_of
 from tfresidual.sources.keras_file import NOT_COMPILED, model_in
 from tfresidual.sources.keras_models import chain_of_model
-from tfresidual.sources.one_output import arrangement_of
+from tfresidual.sources.one_output import input_names_of
 from tfresidual.sources.outputs import kind_of, outputs_of
 from tfresidual.sources.padding import LEAVES_NO_LABEL
 from tfresidual.sources.saved_model.reader import saved_model_chain
@@ -234,7 +234,8 @@ def _of_residual_network(network):
         notes=note_of_loss(network, kind),
         variables=tuple(network.weights),
         is_compiled=network.compiled,
-        arrangement=arrangement_of(network),
+        input_names=input_names_of(network),
+        reference_loss=reference_loss_of(network),
     )
 
 

@@ -12,13 +12,14 @@ import functools
 import keras
 from keras import ops
 
-from tfresidual.routing.chain import VALID_POSITIONS, Block, Chain, Stage
-from tfresidual.routing.losses import loss_of, note_of_loss
+from tfresidual.routing.chain import Block, Chain, Stage
+from tfresidual.routing.losses import loss_of, note_of_loss, reference_loss_of
+from tfresidual.routing.positions import VALID_POSITIONS
 from tfresidual.routing.sizes import with_sizes
 from tfresidual.sources.blocks import is_unit, other_anchor, shortcut_of_unit
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.graph import described, path_to, replay
-from tfresidual.sources.one_output import arrangement_of
+from tfresidual.sources.one_output import input_names_of
 from tfresidual.sources.outputs import (
     is_guessed,
     kind_of_graph,
@@ -82,7 +83,8 @@ def chain_of_division(model, division, declared, reference, notes=()):
         called=parts.calls.called,
         variables=tuple(model.weights),
         is_compiled=model.compiled,
-        arrangement=arrangement_of(model),
+        input_names=input_names_of(model),
+        reference_loss=reference_loss_of(model),
     )
 
 

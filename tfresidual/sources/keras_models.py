@@ -1,18 +1,18 @@
 """Chains of Keras models: functional, sequential and subclassed, with layers whole or opened."""
 
 import collections
-import contextlib
 import dataclasses
 
 import keras
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.routing.losses import note_of_loss
+from tfresidual.routing.data import in_structure
+from tfresidual.routing.losses import note_of_loss, reference_loss_of
 from tfresidual.sources.blocks import is_addition, is_unit
 from tfresidual.sources.division import divided
 from tfresidual.sources.functional import chain_of_division
 from tfresidual.sources.graph import has_graph, inputs_of, reference_of
-from tfresidual.sources.one_output import OneOutput, arrangement_of, with_output
+from tfresidual.sources.one_output import OneOutput, input_names_of, with_output
 from tfresidual.sources.operations import chooser, may_hide, package_of, unwrapped
 from tfresidual.sources.padding import check_padding, with_padding
 from tfresidual.sources.tracer import closed, traced, whole_graph
@@ -41,17 +41,18 @@ def chain_of_model(model, blocks=None, expand_nested=None, inputs=None, padding=
     check_padding(padding)
     if inputs is not None:
         _check_inputs(inputs)
-        # What Keras refuses has an error of its own later.
-        with contextlib.suppress(ValueError):
-            inputs = arrangement_of(model).images(inputs) if has_graph(model) else inputs
+        if has_graph(model):
+            inputs = in_structure(inputs, inputs_of(model), input_names_of(model))
     if output is not None:
-        one, arrangement = with_output(model, output, inputs)
+        one, place = with_output(model, output, inputs)
         chain = chain_of_model(one, blocks, expand_nested, inputs, padding)
         return dataclasses.replace(
             chain,
-            arrangement=arrangement,
             variables=tuple(model.weights),
             is_compiled=model.compiled,
+            input_names=input_names_of(model),
+            label_place=place,
+            reference_loss=reference_loss_of(model, place),
             notes=chain.notes if model.loss is None else (*chain.notes, *note_of_loss(model, None)),
         )
     division, note = _division(model, blocks, expand_nested, inputs)

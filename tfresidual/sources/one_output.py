@@ -8,32 +8,15 @@ import keras
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.routing.arrangement import Arrangement
-from tfresidual.routing.images import path_name
+from tfresidual.routing.data import Place, of_output, path_name
 from tfresidual.routing.losses import weights_of_losses
 from tfresidual.sources.graph import has_graph, inputs_of, outputs_of
 
 
-def arrangement_of(model: keras.Model, outputs: Any = None, output: int = 0) -> Arrangement:
-    """Returns which inputs and labels Keras takes for a model and one of its outputs."""
-    inputs, names = None, None
-    if has_graph(model):
-        inputs = keras.tree.map_structure(
-            lambda one: keras.KerasTensor(one.shape, one.dtype, name=one.name), inputs_of(model)
-        )
-        outputs, names = outputs_of(model), getattr(model, "output_names", None)
-    if isinstance(outputs, (list, tuple)) and len(outputs) == 1:
-        (outputs,) = outputs
-    count = len(keras.tree.flatten(outputs))
-    loss = model.loss if model.compiled else None
-    return Arrangement(
-        inputs,
-        is_checked=not isinstance(model, keras.Sequential),
-        outputs=keras.tree.pack_sequence_as(outputs, list(range(count))),
-        names=None if names is None else list(names),
-        losses=loss is None or keras.tree.map_structure(lambda one: one is not None, loss),
-        output=output,
-    )
+def input_names_of(model: keras.Model) -> tuple[str, ...]:
+    """Returns the names of the inputs of a model; none for one without a graph."""
+    inputs = keras.tree.flatten(inputs_of(model)) if has_graph(model) else []
+    return tuple(one.name for one in inputs)
 
 
 class OneOutput(keras.Model):
@@ -53,35 +36,28 @@ class OneOutput(keras.Model):
 
 def with_output(
     model: keras.Model, output: str | int, inputs: Any = None
-) -> tuple[keras.Model, Arrangement]:
-    """Returns a model with one of the outputs of another model and its loss, and its arrangement.
+) -> tuple[keras.Model, Place]:
+    """Returns a model with one of the outputs of another model and its loss, and its place.
 
     It is made of the same layers. For arguments and errors, see `tfresidual.chain`.
     """
     structure = outputs_of(model) if has_graph(model) else _structure_of(model, inputs)
-    return _of_output(model, structure, _number(model, structure, output))
+    return _of_output(model, structure, _place(model, structure, output))
 
 
-def _of_output(model, structure, number):
+def _of_output(model, structure, place):
     if has_graph(model):
-        one = keras.Model(inputs_of(model), keras.tree.flatten(structure)[number], name=model.name)
+        tensor = keras.tree.flatten(structure)[place.number]
+        one = keras.Model(inputs_of(model), tensor, name=model.name)
     else:
-        one = OneOutput(model, number)
+        one = OneOutput(model, place.number)
         one.built = True
-    arrangement = arrangement_of(model, structure, number)
-    if not model.compiled or model.loss is None:
-        return one, arrangement
-    labels = keras.tree.map_structure(lambda _: tf.zeros([1, 1]), arrangement.outputs)
-    given, weight = arrangement.read(model.loss, labels, loss_weights=weights_of_losses(model))
-    if len(given) > 1:
-        raise ArgumentError(
-            "output",
-            "be an output with one loss, since a probe follows one gradient",
-            said=f"an output of {model.name} with {len(given)} losses",
-        )
-    if given:
-        one.compile(loss=given[0][0], loss_weights=[weight])
-    return one, arrangement
+    loss = of_output(model.loss, place) if model.compiled else None
+    if loss is not None:
+        weights = weights_of_losses(model)
+        weight = 1.0 if weights is None else of_output(weights, place)
+        one.compile(loss=loss, loss_weights=[weight])
+    return one, place
 
 
 def _structure_of(model, inputs):
@@ -97,15 +73,17 @@ def _structure_of(model, inputs):
     return keras.tree.map_structure(lambda one: keras.KerasTensor(one.shape, one.dtype), outputs)
 
 
-def _number(model, structure, output):
+def _place(model, structure, output):
     paths = [path_name(path) for path, _ in keras.tree.flatten_with_path(structure)]
     layers = getattr(model, "output_names", None) or [None] * len(paths)
     is_number = isinstance(output, int) and not isinstance(output, bool)
-    if is_number and 0 <= output < len(paths):
-        return output
+    number = output if is_number and 0 <= output < len(paths) else None
     for names in (paths, layers):
-        if isinstance(output, str) and list(names).count(output) == 1:
-            return list(names).index(output)
+        if number is None and isinstance(output, str) and list(names).count(output) == 1:
+            number = list(names).index(output)
+    if number is not None:
+        names = (paths[number], layers[number])
+        return Place(number, len(paths), tuple(name for name in names if name))
     known = list(dict.fromkeys(name for name in (*paths, *layers) if name and not name.isdigit()))
     raise ArgumentError(
         "output",

@@ -11,7 +11,7 @@ import re
 import keras
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.routing.images import path_name
+from tfresidual.routing.data import path_name
 from tfresidual.sources.graph import mask_of, path_to
 
 # The names of inputs that are nonzero where a position is valid, in keras-hub and elsewhere.

@@ -15,8 +15,8 @@ from tfresidual.definitions.warning import warn
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing import routes
 from tfresidual.routing.agreement import allowed_difference, difference, sample_images
-from tfresidual.routing.outputs import named_outputs
 from tfresidual.routing.routes import Route
+from tfresidual.routing.scores import named_outputs
 from tfresidual.sources.graph import has_graph
 from tfresidual.sources.one_output import with_output
 from tfresidual.surgery.configured import configured_model

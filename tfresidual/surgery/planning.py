@@ -26,7 +26,7 @@ from tfresidual.probes.guessing import chance_error, images_of, warn_of_chance
 from tfresidual.probes.measure import rise_over, weighted_mean
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.agreement import allowed_for
-from tfresidual.routing.batches import batches_of, no_images
+from tfresidual.routing.data import batches_of, first_batch
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.surgery.costs import Costs, name_of
 from tfresidual.surgery.graphs import layers_of
@@ -215,9 +215,7 @@ class Goal:
 def halves(data):
     """Returns the images of even and of odd places in the data."""
     if isinstance(data, tf.data.Dataset):
-        batch = next(iter(data), None)
-        if batch is None:
-            raise no_images(data)
+        batch = first_batch(data)
         size, single = len(keras.tree.flatten(batch)[0]), data.unbatch()
         return tuple(single.shard(2, place).batch(size) for place in (0, 1))
     if not isinstance(data, (tuple, list)):
@@ -276,9 +274,7 @@ class _Planner:
     def __init__(self, model, chain, data, units, batch_sizes, memory_limit, by):
         self.model, self.chain, self.data, self.units = model, chain, data, units
         self.memory_limit, self.by = memory_limit, by
-        batch = next(batches_of(data, chain)[0], None)
-        if batch is None:
-            raise no_images(data)
+        batch = next(batches_of(data, chain))
         self.costs, self.refusal = Costs(model, batch[0], batch_sizes), None
         self.whole = None
         self.whole = self._evaluated([])

@@ -14,7 +14,7 @@ from tfresidual.definitions.arguments import ArgumentError, check_number
 from tfresidual.definitions.chance import STANDARD_ERRORS
 from tfresidual.definitions.warning import warn
 from tfresidual.routing import evaluate, routes
-from tfresidual.routing.batches import batches_of
+from tfresidual.routing.data import batches_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.surgery.models import chain_of, without_blocks
 from tfresidual.surgery.planning import check_read_again, halves, outcome, plan
@@ -185,7 +185,7 @@ def measure_statistics(model, data, chain):
 
     def batches():
         while True:
-            for images, _, _ in batches_of(data, chain, with_labels=False)[0]:
+            for images, _, _ in batches_of(data, chain, with_labels=False):
                 yield images
 
     update_statistics(model, itertools.islice(batches(), UPDATES))
@@ -280,12 +280,12 @@ class _Softened:
 
     def count(self):
         """Returns the number of batches."""
-        return sum(1 for _ in batches_of(self.data, self.chain)[0])
+        return sum(1 for _ in batches_of(self.data, self.chain))
 
     def batches(self):
         """Yields batches `(images, labels, weights)` without end."""
         while True:
-            for images, labels, weights in batches_of(self.data, self.chain)[0]:
+            for images, labels, weights in batches_of(self.data, self.chain):
                 yield images, self._soft(images, labels), weights
 
     def _soft(self, images, labels):

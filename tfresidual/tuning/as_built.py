@@ -10,7 +10,7 @@ import numpy as np
 from tfresidual import probes, sources
 from tfresidual.definitions.chance import STANDARD_ERRORS
 from tfresidual.probes.perturbation import ALL_STAGES
-from tfresidual.routing.batches import batches_of
+from tfresidual.routing.data import batches_of
 from tfresidual.surgery.statistics import STATISTICS, restored, set_statistics
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def distances_as_built(network: keras.Model, data: Images, chain: Chain | None =
 def _set_statistics(network, data, chain):
     """Sets the moving statistics of a network to the means over some images."""
     if any(weight.name in STATISTICS for weight in network.weights):
-        set_statistics(network, (x for x, *_ in batches_of(data, chain, with_labels=False)[0]))
+        set_statistics(network, (x for x, *_ in batches_of(data, chain, with_labels=False)))
 
 
 def values_of(network: keras.Model) -> list[Array]:

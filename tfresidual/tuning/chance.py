@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from tfresidual.definitions.chance import STANDARD_ERRORS
+from tfresidual.definitions.chance import STANDARD_ERRORS, error_of_share
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import Array
@@ -40,7 +40,7 @@ def error_of_guessing(
     if labels is None or not len(labels):
         return {}
     rate = 1 - _largest_share(labels, metric)
-    return {CHANCE_ERROR: rate, ERROR_SE: math.sqrt(rate * (1 - rate) / len(labels))}
+    return {CHANCE_ERROR: rate, ERROR_SE: error_of_share(rate, len(labels))}
 
 
 def class_of_metric(network: keras.Model, name: str) -> str | None:

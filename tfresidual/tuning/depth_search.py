@@ -29,9 +29,8 @@ from tfresidual.machine.locks import LOCK, locked
 from tfresidual.machine.memory import TooLargeError, check_fits
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
-from tfresidual.routing.batches import batches_of, check_data
 from tfresidual.routing.chain import Chain
-from tfresidual.routing.images import check_images
+from tfresidual.routing.data import batches_of, check_data
 from tfresidual.tuning import fingerprint
 from tfresidual.tuning.as_built import (
     AS_BUILT,
@@ -425,9 +424,8 @@ class DepthSearch(BuildingTuner):
             )
         data, name = self._images(fit_kwargs)
         try:
-            images, *_ = next(iter(batches_of(data)[0]))
-            check_images(chain, images)
-        except (ValueError, StopIteration) as error:
+            next(batches_of(data, chain, with_labels=False))
+        except ValueError as error:
             raise errors.FatalValueError(_of_images(name, data, error)) from error
         return chain
 

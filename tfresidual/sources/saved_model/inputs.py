@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tfresidual.routing.images import dtype_taken, is_shape
+from tfresidual.routing.data import dtype_taken, is_shape
 
 # The name of a single input, and the beginning of the names of inputs that have none.
 IMAGES = "images"

@@ -8,7 +8,7 @@ import itertools
 import tensorflow as tf
 
 from tfresidual.routing import Stage
-from tfresidual.routing.outputs import LOGITS, OUTPUTS, logits_of, named_outputs, with_logits
+from tfresidual.routing.scores import LOGITS, OUTPUTS, logits_of, named_outputs, with_logits
 from tfresidual.sources.saved_model.format import (
     CONTEXT,
     HEAD,

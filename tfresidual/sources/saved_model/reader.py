@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.routing.arrangement import Arrangement
 from tfresidual.routing.chain import Block, Chain, Stage
+from tfresidual.routing.data import Place
 from tfresidual.routing.losses import loss_from
-from tfresidual.routing.outputs import OUTPUTS, with_logits
+from tfresidual.routing.scores import OUTPUTS, with_logits
 from tfresidual.routing.sizes import with_sizes
 from tfresidual.sources.saved_model.format import (
     CALLED,
@@ -111,9 +111,8 @@ def _chain(layout, pieces, parameters, root):
         weights=tuple(parameters),
         reference=reference,
         context=None if context is None else of_images(context, shapes),
-        arrangement=None
-        if layout["arrangement"] is None
-        else Arrangement.from_description(layout["arrangement"], shapes, dtypes),
+        input_names=tuple(layout["input_names"]),
+        label_place=layout["label_place"] and Place(*layout["label_place"]),
         called={tf.compat.as_str(one.name): one for one in functions},
     )
 

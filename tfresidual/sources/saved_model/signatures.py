@@ -8,9 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.routing.block_values import BLOCK_METRICS, block_values
-from tfresidual.routing.labels import labels_within
-from tfresidual.routing.outputs import OUTPUTS
-from tfresidual.routing.positions import are_per_position
+from tfresidual.routing.positions import are_per_position, labels_within
+from tfresidual.routing.scores import OUTPUTS
 from tfresidual.sources.saved_model.format import SERVE, STEM
 from tfresidual.sources.saved_model.inputs import flat, of_tensors
 from tfresidual.sources.saved_model.pieces import compile_function, images_of, result_of

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.files import file_above, replacing_folder
 from tfresidual.routing.agreement import check_agreement, sample_images
-from tfresidual.routing.outputs import OUTPUTS, named_outputs
+from tfresidual.routing.scores import OUTPUTS, named_outputs
 from tfresidual.sources.saved_model.format import (
     CALLED,
     FORMAT,
@@ -224,7 +224,8 @@ def _with_probes(chain):
             "outputs_at_positions": chain.outputs_at_positions,
             "ignore_class": None if ignored is None else int(ignored),
             "loss": getattr(chain.loss, "description", None),
-            "arrangement": None if chain.arrangement is None else chain.arrangement.description,
+            "input_names": list(chain.input_names),
+            "label_place": chain.label_place and list(chain.label_place),
             "stages": [
                 {"stage": index, "blocks": [_layout_of(block, places) for block in stage.blocks]}
                 for index, stage in enumerate(chain.stages, start=1)
