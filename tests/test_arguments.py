@@ -64,7 +64,7 @@ CALLS = [
     (callbacks.ExportForProbing, ["nowhere"], {"overwrite": ["no"]}),
     (tfr.export, [CHAIN, "nowhere"], {"overwrite": ["no"]}),
     (of_settings, [], {"epochs": [0, 1.5, True, "2"], "seed": [-1, 2**32], "recurrent": ["yes"]}),
-    (of_settings, [], {"coupling": [2, np.nan], "network": ["resnet50"], "dtype": ["int3"]}),
+    (of_settings, [], {"coupling": [2, np.nan], "network": ["resnet50"]}),
     (of_settings, [], {"kernel": ["triangular"], "gate_bias": [1.0], "data_dir": [""]}),
     (ProbeOptions, [], {"times": [0, 1001], "chance": [2, "none"], "memory_limit": [0]}),
 ]

@@ -267,7 +267,6 @@ NOT_USABLE = {
     "validation": [0, None],
     "test_size": [0],
     "epsilon": [0, -0.1, float("nan"), "0.1"],
-    "dtype": ["float33"],
     "seed": [-1, 0.5, 2**32],
 }
 
