@@ -104,7 +104,7 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
             raise ArgumentError(
                 "epochs",
                 f"hold at least one epoch of the training, from 0 to {last}",
-                said=f"epochs={sorted(self.epochs)}",
+                received=f"epochs={sorted(self.epochs)}",
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

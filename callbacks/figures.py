@@ -82,7 +82,7 @@ class Figures(GoesOn, keras.callbacks.Callback):
                 "probes",
                 "hold callbacks that come before `Figures` in the list of callbacks: it draws "
                 "what they measured in the same epoch",
-                said=f"probes={late!r}, which come later or not at all",
+                received=f"probes={late!r}, which come later or not at all",
             )
         check_folder("log_dir", self.log_dir)
         self._writer = tf.summary.create_file_writer(str(self.log_dir))

@@ -84,7 +84,9 @@ def use_blocks(
     """
     if not isinstance(model, keras.Model):
         raise ArgumentError(
-            "model", "be a `keras.Model`", said=f"model={model!r} of type {type(model).__name__}"
+            "model",
+            "be a `keras.Model`",
+            received=f"model={model!r} of type {type(model).__name__}",
         )
     options = {
         "blocks": blocks,
@@ -246,7 +248,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
             "callbacks",
             "hold probe callbacks with the methods `probe(chain)`, which returns a dict of numbers "
             "by key, and `keys(chain)`, which returns the keys as a list",
-            said=f"{type(self).__name__}, which lacks one of them",
+            received=f"{type(self).__name__}, which lacks one of them",
         )
 
     def check(self, chain: Chain) -> None:
@@ -299,7 +301,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
                 "callbacks",
                 "not hold a callback with which another `fit` is called during the training: it "
                 "would probe the model of that",
-                said=f"{type(self).__name__}, which was last given to {self.model.name}",
+                received=f"{type(self).__name__}, which was last given to {self.model.name}",
             )
         if self._chain is None:
             self._begin()
@@ -374,5 +376,5 @@ def _in_split(split):
             raise
         if isinstance(error, ArgumentError) and error.names:
             said = f"{error.received}, in split {split!r}"
-            raise ArgumentError(error.names, error.must, said=said) from error
+            raise ArgumentError(error.names, error.must, received=said) from error
         raise ValueError(f"{error}, in split {split!r}") from error

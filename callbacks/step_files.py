@@ -62,7 +62,7 @@ class StepTable:
             raise ArgumentError(
                 "csv",
                 "be a path beside which `StepMetrics` can write a second file",
-                said=f"csv={str(self.path)!r}, where {self.beside.name} is another file",
+                received=f"csv={str(self.path)!r}, where {self.beside.name} is another file",
             )
         return is_own
 
@@ -74,7 +74,8 @@ class StepTable:
                 raise ArgumentError(
                     "csv",
                     "be the path of a new file, or of one that `StepMetrics` has written",
-                    said=f"csv={str(self.path)!r}, a file without the columns {', '.join(COLUMNS)}",
+                    received=f"csv={str(self.path)!r}, a file without the columns "
+                    f"{', '.join(COLUMNS)}",
                 )
             size = file.tell()
             for line in file:

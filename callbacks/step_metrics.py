@@ -193,7 +193,7 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
                 "model",
                 "not have blocks with both a Lipschitz bound and an anchor: to read their "
                 "gradients would change the last bits of the weights",
-                said=f"model={self.model.name}; use `BlockMetrics` for it",
+                received=f"model={self.model.name}; use `BlockMetrics` for it",
             )
         placed = places_of(self.model, chain, **options_in_training(self.model))
         if all(one.before is None for one in placed):
@@ -201,13 +201,13 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
                 "model",
                 "have a weight that is trained before its last block: the training step computes "
                 "no gradient before it",
-                said=f"model={self.model.name}",
+                received=f"model={self.model.name}",
             )
         if self._chain is not None and _places(chain) != _places(self._chain):
             raise ArgumentError(
                 "model",
                 "keep its blocks during training",
-                said=f"model={self.model.name}, which began with {len(self._chain.blocks)} "
+                received=f"model={self.model.name}, which began with {len(self._chain.blocks)} "
                 "blocks and "
                 f"has {len(chain.blocks)} others now",
             )
@@ -293,7 +293,7 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
             raise ArgumentError(
                 "model",
                 "have a gradient of the loss at every state",
-                said=f"model={self.model.name}, where the training step computed none at some",
+                received=f"model={self.model.name}, where the training step computed none at some",
             )
 
     def _means(self, values):
@@ -375,7 +375,9 @@ class _Replaced:
         self.before, self.fits = model.train_function, [*fits, getattr(model, "history", None)]
         if isinstance(self.before, _Replaced):
             if self.before.is_within():
-                raise ArgumentError("callbacks", "hold one `StepMetrics` at most", said="several")
+                raise ArgumentError(
+                    "callbacks", "hold one `StepMetrics` at most", received="several"
+                )
             self.before = self.before.before
 
     def made(self, step):
@@ -451,5 +453,5 @@ def _check(model):
     raise ArgumentError(
         "model",
         f"be trained with {what}, to be measured by `StepMetrics`",
-        said=f"model={model.name}, {received}",
+        received=f"model={model.name}, {received}",
     )

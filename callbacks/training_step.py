@@ -180,7 +180,7 @@ class MeasuredStep:
             raise ArgumentError(
                 "model",
                 "compute its states in its own graph in every training step",
-                said=f"model={self.model.name}, where {expected - len(seen)} of {expected} "
+                received=f"model={self.model.name}, where {expected - len(seen)} of {expected} "
                 "states did "
                 "not pass",
             )
@@ -232,7 +232,7 @@ def _numbers_per_image(loss, labels, model):
             "model",
             "be trained with a loss whose reduction is 'sum_over_batch_size' if the number of "
             "its positions varies",
-            said=f"model={model.name}, loss={own!r} with the reduction {own.reduction!r}",
+            received=f"model={model.name}, loss={own!r} with the reduction {own.reduction!r}",
         )
     return math.prod(shape)
 
@@ -244,7 +244,7 @@ def _shares(weights, size, reduction, numbers):
         raise ArgumentError(
             "sample_weight",
             "hold one tensor, since the model has one output",
-            said=f"{len(given)} tensors",
+            received=f"{len(given)} tensors",
         )
     rows, total = tf.ones([size, 1]), tf.cast(size * numbers, tf.float32)
     if given:

@@ -83,13 +83,13 @@ class ArrayDataset(keras.utils.PyDataset):
             raise ArgumentError(
                 ("images", "labels"),
                 "hold the same number of entries",
-                said=f"images.shape={self.images.shape}, labels.shape={self.labels.shape}",
+                received=f"images.shape={self.images.shape}, labels.shape={self.labels.shape}",
             )
         if self.augment and self.images.ndim != 4:
             raise ArgumentError(
                 "images",
                 "be of shape [N, H, W, C] with `augment=True`",
-                said=f"images.shape={self.images.shape}",
+                received=f"images.shape={self.images.shape}",
             )
         if on_device is None:
             size = self.images.nbytes + self.labels.nbytes
@@ -99,7 +99,7 @@ class ArrayDataset(keras.utils.PyDataset):
             raise ArgumentError(
                 "on_device",
                 "be False or None on this backend",
-                said=f"on_device={on_device!r}, KERAS_BACKEND={backends.BACKEND}",
+                received=f"on_device={on_device!r}, KERAS_BACKEND={backends.BACKEND}",
             )
         self._epoch, self._is_over = 0, False
         self._order: tuple[int, Array] | None = None
@@ -178,7 +178,7 @@ def _kept(name, values):
         raise ArgumentError(
             name,
             "be an array of numbers with at least one entry",
-            said=f"{name} of shape {array.shape} and dtype {array.dtype}",
+            received=f"{name} of shape {array.shape} and dtype {array.dtype}",
         )
     if name == "images":
         return array if array.dtype == np.uint8 else array.astype("float32", copy=False)

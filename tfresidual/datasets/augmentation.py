@@ -66,11 +66,11 @@ def _checked(images, seed):
         raise ArgumentError(
             "images",
             "be a batch of images, of shape [N, H, W, C]",
-            said=f"images.shape={images.shape}",
+            received=f"images.shape={images.shape}",
         )
     if not seed.shape.is_compatible_with([2]):
         raise ArgumentError(
-            "seed", "be two integers, of shape [2]", said=f"seed.shape={seed.shape}"
+            "seed", "be two integers, of shape [2]", received=f"seed.shape={seed.shape}"
         )
     return images, seed
 

@@ -72,14 +72,14 @@ class ImageFile:
         for argument, (given, own) in held.items():
             if given != own:
                 said = f"{argument}={given!r}, {received}"
-                raise ArgumentError(argument, f"be {own!r}, which `data_file` holds", said=said)
+                raise ArgumentError(argument, f"be {own!r}, which `data_file` holds", received=said)
         asked = (train_size, validation, test_size)
         for (split, argument), count in zip(SIZES.items(), asked, strict=True):
             if count > self.sizes[split]:
                 raise ArgumentError(
                     argument,
                     f"be at most {self.sizes[split]}, the number of images in `data_file`",
-                    said=f"{argument}={count}, {received}",
+                    received=f"{argument}={count}, {received}",
                 )
 
 
@@ -100,7 +100,7 @@ def open_file(data_file: StrPath) -> ImageFile:
         raise ArgumentError(
             "data_file",
             f"have version {VERSION} of its format. {REMEDY}",
-            said=f"version {header['version']!r}, data_file={str(data_file)!r}",
+            received=f"version {header['version']!r}, data_file={str(data_file)!r}",
         )
     return ImageFile(path, header["name"], header["digits"], header["sizes"])
 

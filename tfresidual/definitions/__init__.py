@@ -1,1 +1,1 @@
-"""What is said before anything runs: metrics, probes, settings, arguments and types."""
+"""What is declared before anything runs: metrics, probes, settings, arguments and types."""

@@ -36,7 +36,7 @@ class ArgumentError(ValueError):
             together. Keras makes a new error of a text alone.
         must: what it must be, in the words that follow "must".
         value: what was received.
-        said: a description of what was received, instead of the value.
+        received: a description of what was received, instead of the value.
         values: what was received by name, instead of one value.
 
     Attributes:
@@ -54,7 +54,7 @@ class ArgumentError(ValueError):
         must: str | None = None,
         value: Any = _NOTHING,
         /,
-        said: str | None = None,
+        received: str | None = None,
         **values: Any,
     ) -> None:
         if must is None:
@@ -66,7 +66,7 @@ class ArgumentError(ValueError):
         if value is not _NOTHING:
             values = {self.names[0]: value}
         shown = (f"{name}={_shortened(repr(one))}" for name, one in values.items())
-        self.received = _shortened(said) if said else ", ".join(shown)
+        self.received = _shortened(received) if received else ", ".join(shown)
         *first, last = (f"`{name}`" for name in self.names)
         named = f"Arguments {', '.join(first)} and {last}" if first else f"Argument {last}"
         super().__init__(f"{named} must {must.removesuffix('.')}. Received: {self.received}")

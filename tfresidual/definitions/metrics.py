@@ -130,7 +130,7 @@ def exact_match(labels, outputs):
         raise ArgumentError(
             "labels",
             "be k-hot rows, with a number for each class like the outputs",
-            said=f"labels of shape {shapes[0]}, outputs of shape {shapes[1]}",
+            received=f"labels of shape {shapes[0]}, outputs of shape {shapes[1]}",
         )
     return ops.cast(label_margin(labels, ops.cast(outputs, "float32")) > 0, "float32")
 

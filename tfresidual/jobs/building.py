@@ -203,7 +203,8 @@ def nothing_to_couple(settings: Settings, where: str) -> ValueError:
         "coupling",
         "be used with a network that has at least two blocks to couple in a stage: blocks from "
         "`coupling_from` on that keep the shape of the state",
-        said=f"coupling={settings.coupling!r}, coupling_from={settings.coupling_from!r}, {where}",
+        received=f"coupling={settings.coupling!r}, coupling_from={settings.coupling_from!r}, "
+        f"{where}",
     )
 
 

@@ -127,7 +127,7 @@ def _named(runs):
                 "runs",
                 "be folders that `tfresidual study` or `train` wrote, with at least one complete "
                 "epoch",
-                said=f"{str(folder)!r}, without {SETTINGS_FILE} or log.csv",
+                received=f"{str(folder)!r}, without {SETTINGS_FILE} or log.csv",
             )
     longest = max(map(len, parts))
     length = next(n for n in range(1, longest + 1) if len({p[-n:] for p in parts}) == len(parts))

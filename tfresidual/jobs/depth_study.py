@@ -120,7 +120,7 @@ def run(
             "workers",
             f"be 1 if {IP} is set, since this process is then a chief or a worker; start each "
             "worker as its own process",
-            said=f"workers={workers}, {IP}={os.environ[IP]!r}",
+            received=f"workers={workers}, {IP}={os.environ[IP]!r}",
         )
     check(settings)
     check_any_depth(settings)

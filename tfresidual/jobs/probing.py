@@ -124,7 +124,9 @@ def _checked(target, names, folder, splits, images, changes, options, pixels):
     for name in names or ():
         if name not in PROBES:
             raise ArgumentError(
-                "names", f"hold names of probes: {', '.join(map(repr, PROBES))}", said=f"{name!r}"
+                "names",
+                f"hold names of probes: {', '.join(map(repr, PROBES))}",
+                received=f"{name!r}",
             )
     if not splits or any(split not in SPLITS for split in splits):
         raise ArgumentError("splits", "hold 'train', 'test' or both", splits)

@@ -120,7 +120,7 @@ def refuse_other_backend(folder: pathlib.Path, done: int, epochs: int) -> None:
             f"be new, or hold a training on {BACKEND} or one that is finished; this one began on "
             f"{backend}, and {done} of {epochs} epochs are complete. Finish it there, with "
             f"KERAS_BACKEND={backend} or `tfresidual train --backend {backend}`",
-            said=f"folder={str(folder)!r}, KERAS_BACKEND={BACKEND}",
+            received=f"folder={str(folder)!r}, KERAS_BACKEND={BACKEND}",
         )
 
 

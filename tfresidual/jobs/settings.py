@@ -66,7 +66,7 @@ def check(settings: Settings) -> None:
             raise ArgumentError(
                 name,
                 "be given together with `coupling`: it says how gradients are coupled",
-                said=f"{name}={getattr(settings, name)!r}, coupling=None",
+                received=f"{name}={getattr(settings, name)!r}, coupling=None",
             )
     for name, (_, shortcuts) in OF_SHORTCUTS.items():
         if getattr(settings, name) is not None and settings.shortcut not in shortcuts:
@@ -74,7 +74,7 @@ def check(settings: Settings) -> None:
                 name,
                 f"be given together with `shortcut` as {' or '.join(map(repr, shortcuts))}: no "
                 "other shortcut has it",
-                said=f"{name}={getattr(settings, name)!r}, shortcut={settings.shortcut!r}",
+                received=f"{name}={getattr(settings, name)!r}, shortcut={settings.shortcut!r}",
             )
     if settings.data_dir is not None and settings.data_file is not None:
         raise ArgumentError(

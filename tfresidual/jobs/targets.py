@@ -44,7 +44,7 @@ def whole_series(target):
         raise ArgumentError(
             "target",
             "be the folder of a series of complete SavedModels",
-            said=f"target={str(target)!r}, in which {', '.join(lost)} cannot be opened",
+            received=f"target={str(target)!r}, in which {', '.join(lost)} cannot be opened",
         )
     for path in series.values():
         check_whole(path)
@@ -92,7 +92,7 @@ def settings_for(target, path, changes):
         raise ArgumentError(
             "changes",
             "hold fields of `tfresidual.jobs.settings.Settings`",
-            said=f"{', '.join(map(repr, sorted(unknown)))}",
+            received=f"{', '.join(map(repr, sorted(unknown)))}",
         )
     changes = completed
     settings = dataclasses.replace(settings, **_other_source(settings, changes), **changes)
@@ -152,7 +152,7 @@ def check_fit(chain, settings, path):
         raise ArgumentError(
             "data",
             f"name a dataset of images of shape {expected}, which {name} takes",
-            said=f"data={settings.data!r} with images of shape {shape}",
+            received=f"data={settings.data!r} with images of shape {shape}",
         )
     classes = chain(np.zeros((1, *shape), "float32")).shape[-1]
     has_labels = chain.outputs.startswith("label")

@@ -150,7 +150,7 @@ def unknown_application(layer: keras.layers.Layer, where: str) -> ValueError:
         "application",
         "be given unless the calls of a layer are counted: in `tfresidual.layers.Repeated`, or "
         "in the code of a `with tfresidual.layers.forward_pass():`",
-        said=f"application=None for {layer.name}, {where}",
+        received=f"application=None for {layer.name}, {where}",
     )
 
 
@@ -158,5 +158,5 @@ def _mixed(layer):
     return ArgumentError(
         "application",
         "be given in all calls of a layer in one forward pass, or in none",
-        said=f"calls of {layer.name} with and without it",
+        received=f"calls of {layer.name} with and without it",
     )

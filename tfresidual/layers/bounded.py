@@ -83,7 +83,7 @@ class Bounded(keras.layers.Layer):
             raise ArgumentError(
                 "branch",
                 "hold a layer with a kernel",
-                said=f"layers of the classes {[type(layer).__name__ for layer in layers]}",
+                received=f"layers of the classes {[type(layer).__name__ for layer in layers]}",
             )
         super().__init__(**kwargs | {"dtype": dtype_of(layers, kwargs.get("dtype"))})
         self.branch: list[keras.layers.Layer] = layers
@@ -96,7 +96,7 @@ class Bounded(keras.layers.Layer):
             raise ArgumentError(
                 "branch",
                 "get inputs of a known shape, since its bound depends on their grid",
-                said=f"inputs of shape {shape}",
+                received=f"inputs of shape {shape}",
             )
         for place, layer in enumerate(self.branch):
             if not layer.built:
@@ -180,7 +180,7 @@ def _check_normalization(layer):
         raise ArgumentError(
             "branch",
             "hold batch normalization along one axis, without `renorm` and `synchronized`",
-            said=f"{layer.name!r} with axis={layer.axis!r}, "
+            received=f"{layer.name!r} with axis={layer.axis!r}, "
             f"renorm={layer.renorm} and "
             f"synchronized={layer.synchronized}",
         )

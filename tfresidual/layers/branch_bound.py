@@ -85,7 +85,7 @@ class BranchBound:
                     raise ArgumentError(
                         "branch",
                         "hold layers of which a Lipschitz constant is known",
-                        said=f"{type(layer).__name__} {layer.name!r} with inputs of shape "
+                        received=f"{type(layer).__name__} {layer.name!r} with inputs of shape "
                         f"{tuple(shape)}",
                     )
                 self.constant *= found.constant
@@ -120,7 +120,7 @@ class BranchBound:
                 "inputs",
                 "have the shape that the layer was built for, since its bound holds for one grid "
                 f"only: {self._shape}",
-                said=f"inputs of shape {given}",
+                received=f"inputs of shape {given}",
             )
 
     def is_frozen(self) -> bool:
@@ -193,7 +193,7 @@ def _slope(activation, layer):
         raise ArgumentError(
             "branch",
             "hold activations of which the largest slope is known",
-            said=f"activation={activation!r} of {getattr(layer, 'name', layer)}",
+            received=f"activation={activation!r} of {getattr(layer, 'name', layer)}",
         )
     return slope
 

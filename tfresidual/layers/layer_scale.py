@@ -62,7 +62,7 @@ class LayerScale(keras.layers.Layer):
             raise ArgumentError(
                 "axis",
                 "be an axis of known size after that of the batch",
-                said=f"axis={self.axis}, inputs of shape {tuple(input_shape)}",
+                received=f"axis={self.axis}, inputs of shape {tuple(input_shape)}",
             )
         return size
 

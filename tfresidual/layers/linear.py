@@ -81,7 +81,7 @@ class _Convolution(Linear):
             raise ArgumentError(
                 "layer",
                 "get inputs of a known size, since the norm of a convolution depends on the grid",
-                said=f"inputs of shape {tuple(shape)} of {_named(layer)}",
+                received=f"inputs of shape {tuple(shape)} of {_named(layer)}",
             )
         self.operator = Convolution(
             tuple(layer.strides), layer.padding, tuple(layer.dilation_rate), self.groups(channels)
@@ -183,7 +183,7 @@ def check_linear(name: str, layer: keras.layers.Layer) -> None:
             name,
             f"be, or hold, layers whose norm is known: {names}, or a subclass that computes the "
             "same, neither quantized nor with LoRA",
-            said=_named(layer),
+            received=_named(layer),
         )
 
 
@@ -199,7 +199,7 @@ def dtype_of(layers: list[keras.layers.Layer], given: Any = None) -> keras.DType
         raise ArgumentError(
             "dtype",
             "be that of all wrapped layers, or None",
-            said=f"dtype={given.name!r} for layers of dtypes {', '.join(policies)}",
+            received=f"dtype={given.name!r} for layers of dtypes {', '.join(policies)}",
         )
     return policy
 

@@ -68,7 +68,7 @@ class Repeated(keras.layers.Layer):
             raise ArgumentError(
                 "block",
                 "be a `keras.layers.Layer`, such as a `keras.Model`",
-                said=f"block={block!r} of type {type(block).__name__}",
+                received=f"block={block!r} of type {type(block).__name__}",
             )
         self.block: keras.layers.Layer = block
         self.times: int = times
@@ -88,7 +88,7 @@ class Repeated(keras.layers.Layer):
             raise ArgumentError(
                 "first",
                 "be 0 inside the block of another `Repeated`, whose count is continued",
-                said=f"first={self.first} for {self.name}",
+                received=f"first={self.first} for {self.name}",
             )
         # For shapes alone, one application says as much as many.
         times = 1 if gives_shapes_alone() else self.times
@@ -111,7 +111,7 @@ class Repeated(keras.layers.Layer):
             raise ArgumentError(
                 "block",
                 "be a layer that returns one tensor of the shape that it takes",
-                said=f"{self.block.name}, which returns {after} for {before}",
+                received=f"{self.block.name}, which returns {after} for {before}",
             )
         return result
 

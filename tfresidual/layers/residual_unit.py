@@ -220,7 +220,7 @@ class ResidualUnit(keras.layers.Layer):
             raise ArgumentError(
                 "multiplier",
                 'be None for a bounded branch and with `normalization="fixup"`',
-                said=f"multiplier={identifier!r}, lipschitz={self.lipschitz}, "
+                received=f"multiplier={identifier!r}, lipschitz={self.lipschitz}, "
                 f"normalization={self.normalization!r}",
             )
         if is_fixup and self.lipschitz is not None:
@@ -342,7 +342,8 @@ class ResidualUnit(keras.layers.Layer):
             raise ArgumentError(
                 "factor",
                 "be given to a unit with convolutions of its own",
-                said=f"factor={factor!r} for {self.name}, which shares those of {self.shares.name}",
+                received=f"factor={factor!r} for {self.name}, which shares those of "
+                f"{self.shares.name}",
             )
         names = [operation for operation in self._branch_operations if operation[:4] != "relu"]
         bound = self.lipschitz_bound()
@@ -382,7 +383,7 @@ class ResidualUnit(keras.layers.Layer):
                 raise ArgumentError(
                     "shares",
                     f"be a unit that takes inputs of shape {own}, as this one does",
-                    said=f"one that takes {others}",
+                    received=f"one that takes {others}",
                 )
             self.resizing, self.joining = shares.resizing, shares.joining
         elif not self.keeps_shape(input_shape):
@@ -425,7 +426,7 @@ class ResidualUnit(keras.layers.Layer):
                 "lipschitz",
                 "be None if the height and width of the images are unknown, since the bound "
                 "depends on their grid",
-                said=f"lipschitz={self.lipschitz} and inputs of shapes {list(shapes.values())}",
+                received=f"lipschitz={self.lipschitz} and inputs of shapes {list(shapes.values())}",
             )
         return BranchBound(
             self,

@@ -119,7 +119,7 @@ class SpectralNormalization(keras.layers.Wrapper):
                 "inputs",
                 "have the shape that the layer was built for, since its norm is for one grid "
                 f"only: {self.grid}",
-                said=f"inputs of shape {given}",
+                received=f"inputs of shape {given}",
             )
 
     def converge(self, training: bool = False) -> None:

@@ -72,7 +72,7 @@ class Subsampling(keras.layers.Layer):
             raise ArgumentError(
                 "filters",
                 "be at least the number of channels of the input, since channels are only appended",
-                said=f"filters={self.filters}, input_shape={input_shape}",
+                received=f"filters={self.filters}, input_shape={input_shape}",
             )
 
     @property

@@ -65,7 +65,7 @@ def error_correction(
         raise ArgumentError(
             "x",
             "be an array (inputs, 2) of floats",
-            said=f"an array of shape {x.shape} and dtype {x.dtype}",
+            received=f"an array of shape {x.shape} and dtype {x.dtype}",
         )
     slopes, rates = checked_slopes(slopes), _checked_rates(rates)
     slopes, signed_rates = slopes.astype(x.dtype), (np.sign(slopes) * rates).astype(x.dtype)

@@ -93,7 +93,7 @@ def blocks_of(variables):
                 "variables",
                 "not hold two variables with the same path, which does not show to which network "
                 "they belong. Pass the variables of one network at a time",
-                said=f"two variables of path {variable.path!r}",
+                received=f"two variables of path {variable.path!r}",
             )
     return [BlockWeights(*place, blocks[place]) for place in sorted(blocks)]
 

@@ -319,7 +319,7 @@ def _known(chain, gradient):
             "chain",
             "have a head with a gradient at its input; `stop_gradient`, or a function outside of "
             "TensorFlow, passes none",
-            said=f"{chain.name}, whose head has none",
+            received=f"{chain.name}, whose head has none",
         )
     return gradient
 
@@ -347,7 +347,7 @@ def _check_deviation(chain, deviation, size, is_known):
         raise ArgumentError(
             "chain",
             "have blocks whose changes add up to the last state; they do not add up to the logit",
-            said=f"{chain.name}, with a deviation of up to {deviation[is_over].max():.3g}",
+            received=f"{chain.name}, with a deviation of up to {deviation[is_over].max():.3g}",
         )
 
 
@@ -361,5 +361,5 @@ def _no_positions(chain):
     return ArgumentError(
         "per_position",
         "be False for a network whose head does not read every position by itself",
-        said=f"per_position=True for {chain.name}",
+        received=f"per_position=True for {chain.name}",
     )

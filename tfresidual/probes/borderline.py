@@ -257,7 +257,7 @@ def check_next_block(chain, groups):
             "groups",
             "be 'fixed' for a network without two blocks in its last stage that the head can "
             "follow",
-            said=f"groups={groups!r}, {chain.name}",
+            received=f"groups={groups!r}, {chain.name}",
         )
 
 
@@ -279,7 +279,7 @@ def _curves(chain, blocks, times, scale):
         raise ArgumentError(
             "chain",
             "have a block in its last stage",
-            said=f"{chain.name}, whose last stage has none",
+            received=f"{chain.name}, whose last stage has none",
         )
     curves = {
         BLOCKS: [

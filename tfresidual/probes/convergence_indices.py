@@ -414,7 +414,7 @@ def _refuse_chance(error, chance, split, images):
             "chain",
             "be a network whose error is below chance, by more than two standard errors over the "
             "images: the indices divide by the difference between chance and error",
-            said=f"an error of {error:.4f}{of_split}{of_images}; chance is {chance:.4f}",
+            received=f"an error of {error:.4f}{of_split}{of_images}; chance is {chance:.4f}",
         )
 
 

@@ -218,7 +218,7 @@ def _coupled(chain, first_block):
             "chain",
             "know the trainable weights of its blocks, as the chain of a "
             "`tfresidual.networks.ResidualNetwork` does",
-            said=f"{chain.name}, whose blocks have none",
+            received=f"{chain.name}, whose blocks have none",
         )
     deepest = max(block.index for block in chain.blocks)
     first_block = check_int("first_block", first_block, at_least=0)
@@ -226,7 +226,7 @@ def _coupled(chain, first_block):
         raise ArgumentError(
             "first_block",
             f"be a block of {chain.name}, whose stages have blocks up to {deepest}",
-            said=f"first_block={first_block}",
+            received=f"first_block={first_block}",
         )
     alike = {}
     for block in chain.blocks:

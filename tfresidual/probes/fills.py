@@ -49,7 +49,7 @@ def filled(chain, data, fill, keep_norm, seed):
         raise ArgumentError(
             "data",
             f"be data that can be read twice with fill={fill!r}",
-            said=f"data={data!r} of type {type(data).__name__}",
+            received=f"data={data!r} of type {type(data).__name__}",
         )
     key = ("filled", fill, keep_norm)
     if key not in chain.compiled:
@@ -71,14 +71,14 @@ def _check(chain, fill, keep_norm):
                 "keep_norm",
                 "be False for a chain with blocks whose branch cannot be told from what follows "
                 "it, such as whole layers",
-                said=f"keep_norm=True for {block} of {chain.name}",
+                received=f"keep_norm=True for {block} of {chain.name}",
             )
         if block.takes_anchor and not keep_norm and fill != ZERO:
             raise ArgumentError(
                 "keep_norm",
                 "be True for properly convergent stages, whose blocks join their branch to the "
                 "input of the stage, not to the state",
-                said=f"keep_norm=False and fill={fill!r} for {chain.name}",
+                received=f"keep_norm=False and fill={fill!r} for {chain.name}",
             )
 
 
@@ -206,7 +206,7 @@ def _sum_of(total, other):
         raise ArgumentError(
             "data",
             "hold images of one size, or sequences, with fill='mean'",
-            said=f"states of shape {total.shape} and {other.shape}",
+            received=f"states of shape {total.shape} and {other.shape}",
         )
     most = max(len(total), len(other))
     return sum(
@@ -276,7 +276,7 @@ def _drawn(seed):
                 "fill",
                 "be another one than 'resample' for data with a batch in which fewer than two "
                 "images count, since no other one can be drawn",
-                said=f"a batch of {len(labels)}, of which {len(found)} count",
+                received=f"a batch of {len(labels)}, of which {len(found)} count",
             )
         # Each one is followed by the next one in a random order, which is no image itself.
         order = rng.permutation(found)

@@ -164,7 +164,7 @@ def fixed_point(
         raise ArgumentError(
             "chain",
             "have a stage whose last block keeps the shape of the state",
-            said=f"{chain.name}, where no stage has one",
+            received=f"{chain.name}, where no stage has one",
         )
     function = functools.partial(_batch_values, chain, times)
     frames = {}

@@ -138,7 +138,7 @@ def metric_product(
         raise ArgumentError(
             ("images", "vectors"),
             "hold one vector per image, for at least one image",
-            said=f"images of shape {shapes} and vectors of shape {vectors.shape}",
+            received=f"images of shape {shapes} and vectors of shape {vectors.shape}",
         )
     function = functools.partial(_products, chain, stage, block)
     name = f"metric product at stage {stage} block {block}"
@@ -323,13 +323,13 @@ def line_between(
             "chain",
             "be a network whose blocks read nothing but the state: the states on the line belong "
             "to neither of the two images",
-            said=f"{chain.name}, whose blocks read more",
+            received=f"{chain.name}, whose blocks read more",
         )
     if not is_shape(chain.input_shape):
         raise ArgumentError(
             "chain",
             "be a network with one input",
-            said=f"{chain.name} with inputs of shape {chain.input_shape}",
+            received=f"{chain.name} with inputs of shape {chain.input_shape}",
         )
     pairs = np.asarray(first_images), np.asarray(second_images)
     expected = 1 + len(chain.input_shape)
@@ -337,7 +337,7 @@ def line_between(
         raise ArgumentError(
             ("first_images", "second_images"),
             "be arrays of the same shape, with at least one image",
-            said=f"shapes {pairs[0].shape} and {pairs[1].shape}",
+            received=f"shapes {pairs[0].shape} and {pairs[1].shape}",
         )
     function = functools.partial(_lines, chain, stage, block, points)
     name = f"line from stage {stage} block {block} in {points} points"
@@ -366,7 +366,7 @@ def _checked_chain(chain, stage, block):
         raise ArgumentError(
             ("stage", "block"),
             f"be a block of {chain.name}, whose stages have {depths} blocks",
-            said=f"stage={stage}, block={block}",
+            received=f"stage={stage}, block={block}",
         )
     return chain
 
@@ -396,7 +396,7 @@ def _products(chain, stage, block, images, vectors):
             "vectors",
             f"have the shape of the state before the block, {tuple(state.shape)[1:]} for each "
             "image",
-            said=f"vectors of shape {tuple(vectors.shape)[1:]}",
+            received=f"vectors of shape {tuple(vectors.shape)[1:]}",
         )
     return only_counted({"product": product(vectors)}, valid_images(chain.with_context(images)))
 
@@ -411,7 +411,7 @@ def _eigenvalues(chain, stage, block, count, tolerance, most_iterations, images,
         raise ArgumentError(
             "count",
             f"be at most the number of features of the state before the block, {size}",
-            said=f"count={count}",
+            received=f"count={count}",
         )
 
     values, residuals = largest_eigenvalues(product, state, count, tolerance, most_iterations)

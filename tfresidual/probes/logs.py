@@ -109,7 +109,7 @@ def from_logs(history: keras.callbacks.History | dict[str, Any] | Frame | StrPat
         raise ArgumentError(
             "history",
             "have one row per epoch",
-            said=f"several rows of epoch {table.loc[twice, 'epoch'].iloc[0]}",
+            received=f"several rows of epoch {table.loc[twice, 'epoch'].iloc[0]}",
         )
     rows: dict[tuple[Any, ...], dict[str, float]] = {}
     for key in table.columns:
@@ -123,7 +123,7 @@ def from_logs(history: keras.callbacks.History | dict[str, Any] | Frame | StrPat
         raise ArgumentError(
             "history",
             "hold keys such as 'stage1/block0/cosine_loss', which the callbacks publish",
-            said=f"the keys {list(table.columns)}",
+            received=f"the keys {list(table.columns)}",
         )
     index = pd.MultiIndex.from_tuples(rows, names=["epoch", "split", "stage", "block"])
     frame = pd.DataFrame(list(rows.values()), index=index).dropna(how="all").reset_index()

@@ -141,7 +141,7 @@ def _check_shapes(values, shape):
             raise ArgumentError(
                 "function",
                 f"return tensors {axes}, of shape {shape} for all images of the data",
-                said=f"{name!r} of shape {value.shape}",
+                received=f"{name!r} of shape {value.shape}",
             )
 
 
@@ -149,7 +149,7 @@ def check_blocks(chain):
     """Raises a `ValueError` if a chain has no blocks."""
     if not chain.blocks:
         raise ArgumentError(
-            "chain", "have at least one block to measure", said=f"{chain.name}, which has none"
+            "chain", "have at least one block to measure", received=f"{chain.name}, which has none"
         )
 
 

@@ -246,14 +246,14 @@ def patching(
         raise ArgumentError(
             "source",
             "be images and labels as `data` is, such as a pair of them: a dict is taken for splits",
-            said=f"a dict with the keys {list(source)!r}",
+            received=f"a dict with the keys {list(source)!r}",
         )
     parts, others = splits_of(data), splits_of(source)
     if source is not None and set(parts) != set(others):
         raise ArgumentError(
             "source",
             "have the splits of `data`",
-            said=f"splits {list(others)!r} for {list(parts)!r}",
+            received=f"splits {list(others)!r} for {list(parts)!r}",
         )
     frames = {}
     for split, part in parts.items():
@@ -306,14 +306,14 @@ def _pairs(chain, data, source, at_once):
             raise ArgumentError(
                 "source",
                 "hold as many images as `data`",
-                said=f"{'more' if counts[1] > counts[0] else 'fewer'} images",
+                received=f"{'more' if counts[1] > counts[0] else 'fewer'} images",
             )
         specs = [[spec_of(part) for part in pair] for pair in (own, other)]
         if specs[0] != specs[1]:
             raise ArgumentError(
                 "source",
                 "hold images and labels of the shapes and dtypes of those of `data`",
-                said=f"{specs[1]} for {specs[0]}",
+                received=f"{specs[1]} for {specs[0]}",
             )
         # A pair of which one has the weight 0 is not there.
         pairs = chosen_of((*own[:2], *other[:2], own[2]), (own[2] > 0) & (other[2] > 0))
@@ -369,7 +369,7 @@ def places_of_next(chain, images, labels):
             "source",
             "be given for a batch with a single image that counts, since no other one can be its "
             "source",
-            said=f"source=None, and a batch of {count} image{'' if count == 1 else 's'}",
+            received=f"source=None, and a batch of {count} image{'' if count == 1 else 's'}",
         )
     kinds = _numbered(labels)[sources]
     # Where the labels change: what comes next with other labels is one of these.
@@ -413,7 +413,7 @@ def _check_positions(chain, image, positions):
             "positions",
             "be None for a network whose states are not all `(images, positions, features)` with "
             "the same positions",
-            said=f"positions={positions!r} for {chain.name}, with states of shape "
+            received=f"positions={positions!r} for {chain.name}, with states of shape "
             f"{', '.join(map(str, dict.fromkeys(shapes)))}",
         )
     count = shapes[0][0]
@@ -426,7 +426,7 @@ def _other_padding(chain):
         "source",
         "have the padding of `data` for a network with states that have other positions, of "
         "which it is not known what is padding",
-        said=f"images and sources with different padding for {chain.name}",
+        received=f"images and sources with different padding for {chain.name}",
     )
 
 

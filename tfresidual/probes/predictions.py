@@ -44,7 +44,7 @@ def logits_of(kind, outputs):
         raise ArgumentError(
             "chain",
             "return one row of outputs per image, or per image and position",
-            said=f"outputs of shape {tuple(outputs.shape)}",
+            received=f"outputs of shape {tuple(outputs.shape)}",
         )
     named = named_outputs(outputs)
     is_known = LOGITS in named or kind.endswith("logits")

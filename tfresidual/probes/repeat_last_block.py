@@ -205,7 +205,7 @@ def repeat_last_block(
         raise ArgumentError(
             "chain",
             f"have a stage whose {last} the shape of the state",
-            said=f"{chain.name}, where no stage has one",
+            received=f"{chain.name}, where no stage has one",
         )
     tables = {"repeat_last_block": rows}
     frame = frames_of_rows(chain, data, tables, memory_limit, progress)[0]["repeat_last_block"]

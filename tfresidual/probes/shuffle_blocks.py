@@ -132,7 +132,7 @@ def shuffle_blocks(
         raise ArgumentError(
             ("chain", "swaps"),
             "leave something to move: a stage with two blocks that keep the shape of the state",
-            said=f"{chain.name}, swaps={swaps!r}",
+            received=f"{chain.name}, swaps={swaps!r}",
         )
     return frame_of_rows(chain, data, rows, memory_limit, progress)
 

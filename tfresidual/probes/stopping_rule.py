@@ -68,13 +68,13 @@ def depth_for(
         raise ArgumentError(
             "scaled_distance",
             "be a finite number, 0 or more, that fits a float",
-            said=f"scaled_distance={_shown(distances)}",
+            received=f"scaled_distance={_shown(distances)}",
         )
     if not is_number(epsilon) or epsilon <= 0:
         raise ArgumentError(
             "epsilon",
             "be a finite number over 0 that fits a float",
-            said=f"epsilon={_shown(epsilon)}",
+            received=f"epsilon={_shown(epsilon)}",
         )
     return math.ceil(_decimal(distances) / _decimal(epsilon))
 

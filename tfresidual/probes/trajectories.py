@@ -100,7 +100,7 @@ def _of_route(chain, inputs, route):
         raise ArgumentError(
             "chain",
             "return points of the plane",
-            said=f"{chain.name}, whose outputs have the shape {estimates.shape[2:]}",
+            received=f"{chain.name}, whose outputs have the shape {estimates.shape[2:]}",
         )
     stages = [chain.stages[0].index, *(block.stage for block in followed.blocks)]
     count, length = estimates.shape[:2]
@@ -162,7 +162,8 @@ def trajectory_summary(
             ("readout", "dropped", "repeated"),
             "belong to one network: with n blocks, without one of them, and with more than n "
             "applications",
-            said=f"frames of {blocks}, {without.shape[2] - 1} and {blocks + extra} applications",
+            received=f"frames of {blocks}, {without.shape[2] - 1} and {blocks + extra} "
+            "applications",
         )
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         last = plain[:, -1]
@@ -188,7 +189,7 @@ def _estimates(name, frame, solutions, routes=None):
     missing = [column for column in _COLUMNS if column not in frame.columns]
     if missing:
         raise ArgumentError(
-            name, "be a frame of `trajectories`", said=f"a frame without the columns {missing}"
+            name, "be a frame of `trajectories`", received=f"a frame without the columns {missing}"
         )
     counts = tuple(frame[["route", "input", "step"]].nunique())
     is_whole = len(frame) == np.prod(counts) > 0
@@ -197,7 +198,7 @@ def _estimates(name, frame, solutions, routes=None):
             name,
             f"be a frame of `trajectories` on {routes or 'some'} "
             f"route{'' if routes == 1 else 's'} of one length, with as many inputs as `solutions`",
-            said=f"{len(frame)} rows of {counts[0]} routes, {counts[1]} inputs and "
+            received=f"{len(frame)} rows of {counts[0]} routes, {counts[1]} inputs and "
             f"{counts[2]} steps, "
             f"and {len(solutions)} solutions",
         )
@@ -213,7 +214,7 @@ def _check_chain(chain):
         raise ArgumentError(
             "chain",
             "take points of the plane and never change the shape of the state",
-            said=f"{chain.name}, whose inputs have the shape {tuple(chain.input_shape)}",
+            received=f"{chain.name}, whose inputs have the shape {tuple(chain.input_shape)}",
         )
 
 
@@ -227,6 +228,6 @@ def _checked_points(name: str, points: ArrayLike) -> Array:
         raise ArgumentError(
             name,
             "be an array (inputs, 2) of finite numbers, with at least one input",
-            said=f"an array of shape {points.shape} and dtype {points.dtype}",
+            received=f"an array of shape {points.shape} and dtype {points.dtype}",
         )
     return points

@@ -60,7 +60,7 @@ def check_agreement(chain, images, found):
             "belong to a network that always gives the same outputs for the same images outside "
             "of training: otherwise random differences cannot be distinguished from the effect "
             "of a route",
-            said=f"{chain.name}, whose outputs differ by up to {again[1]:.3g} from one call "
+            received=f"{chain.name}, whose outputs differ by up to {again[1]:.3g} from one call "
             "to the next",
         )
     raise DisagreementError(
@@ -71,7 +71,7 @@ def check_agreement(chain, images, found):
         "has changed after the chain was made (make another chain), or an image's outputs depend "
         "on the other images. Remove the reference of a chain whose functions were replaced on "
         "purpose: `dataclasses.replace(chain, reference=None)`",
-        said=f"{chain.name}, whose outputs differ by up to {most:.3g}, of up to {largest:.3g}",
+        received=f"{chain.name}, whose outputs differ by up to {most:.3g}, of up to {largest:.3g}",
     )
 
 
@@ -148,7 +148,7 @@ def check_losses(chain, loss, labels, found):
                 "chain was made (make another chain), or it compares the images of a batch, which "
                 "cannot be measured per image. To measure another loss on purpose: "
                 "`dataclasses.replace(chain, loss=..., reference_loss=None)`",
-                said=f"{chain.name}, with a loss of {value:.4g}, where its network has "
+                received=f"{chain.name}, with a loss of {value:.4g}, where its network has "
                 f"{expected:.4g}",
             )
 

@@ -374,7 +374,7 @@ def known_chain(chain):
         raise ArgumentError(
             "chain",
             "be a `tfresidual.routing.Chain`, as `tfresidual.chain` returns it",
-            said=f"chain={chain!r} of type {type(chain).__name__}",
+            received=f"chain={chain!r} of type {type(chain).__name__}",
         )
     return chain
 

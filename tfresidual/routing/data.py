@@ -99,7 +99,7 @@ def first_batch(data):
 
 
 def _no_images():
-    return ArgumentError("data", "hold images, not all of weight 0", said="none that count")
+    return ArgumentError("data", "hold images, not all of weight 0", received="none that count")
 
 
 def count_of(data):
@@ -148,7 +148,7 @@ def _tensors(chain, images, labels, weights, with_labels):
         images = in_structure(images, like, chain.input_names)
     images = keras.tree.map_structure(_input, images, like)
     if labels is None and with_labels:
-        raise ArgumentError("data", "hold labels, since they are read", said="images alone")
+        raise ArgumentError("data", "hold labels, since they are read", received="images alone")
     if labels is None:
         labels = tf.zeros([_count(images)])
     else:
@@ -164,13 +164,13 @@ def _tensors(chain, images, labels, weights, with_labels):
         else:
             of_images = tf.cast(weights, tf.float64)
         if not (weights.numpy() >= 0).all():
-            raise ArgumentError("data", "hold sample weights of 0 or more", said=f"{weights}")
+            raise ArgumentError("data", "hold sample weights of 0 or more", received=f"{weights}")
     counts = {len(part) for part in (*keras.tree.flatten(images), labels, of_images)}
     if len(counts) > 1:
         raise ArgumentError(
             "data",
             "hold as many labels and sample weights as images",
-            said=f"{_count(images)} images, {len(labels)} labels and {len(of_images)} weights",
+            received=f"{_count(images)} images, {len(labels)} labels and {len(of_images)} weights",
         )
     return images, labels, of_images, of_positions
 
@@ -211,7 +211,9 @@ def of_output(values, place=None):
     if place is None or len(leaves) != place.count:
         structure = keras.tree.map_structure(lambda _: "*", values)
         raise ArgumentError(
-            "data", "hold labels and weights in the structure of the outputs", said=f"{structure}"
+            "data",
+            "hold labels and weights in the structure of the outputs",
+            received=f"{structure}",
         )
     return leaves[place.number]
 
@@ -237,7 +239,7 @@ def prepared_labels(chain, images, labels, weights=None):
             raise ArgumentError(
                 "data",
                 "hold one sample weight per image",
-                said=f"weights of shape {tuple(weights.shape)}",
+                received=f"weights of shape {tuple(weights.shape)}",
             )
         return labels
     is_weighted = _weighted_positions(weights, labels)
@@ -258,7 +260,7 @@ def _weighted_positions(weights, labels):
         raise ArgumentError(
             "data",
             "hold one sample weight per position, for outputs per position",
-            said=f"weights of shape {tuple(weights.shape)} for labels of shape "
+            received=f"weights of shape {tuple(weights.shape)} for labels of shape "
             f"{tuple(labels.shape)}",
         )
     is_weighted = tf.cast(weights, tf.float64) != 0
@@ -267,7 +269,7 @@ def _weighted_positions(weights, labels):
             "data",
             "hold sample weights of 0 and 1 for positions, which leave positions out: probes "
             "weight all others alike",
-            said=f"weights from {weights.numpy().min()} to {weights.numpy().max()}",
+            received=f"weights from {weights.numpy().min()} to {weights.numpy().max()}",
         )
     return is_weighted
 

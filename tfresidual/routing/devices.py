@@ -108,7 +108,7 @@ def checked_strategy(strategy: Any) -> tf.distribute.MirroredStrategy | None:
         raise ArgumentError(
             "strategy",
             "be a `tf.distribute.MirroredStrategy`, whose devices are all in this machine",
-            said=f"strategy={strategy!r} of type {type(strategy).__name__}",
+            received=f"strategy={strategy!r} of type {type(strategy).__name__}",
         )
     return known_strategy(strategy)
 

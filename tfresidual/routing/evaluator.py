@@ -228,7 +228,7 @@ def check_scored(chain):
             "defined for other outputs, such as values, or classes per pixel. If rows of outputs "
             "stand for classes nevertheless, `tfresidual.chain(model, outputs='logits')` "
             "declares it",
-            said=f"{chain.name}, whose outputs are values",
+            received=f"{chain.name}, whose outputs are values",
         )
 
 
@@ -478,7 +478,7 @@ def _head_values(chain, state, labels, with_losses):
             "chain",
             "return one row of outputs per image or position: errors on a route are not defined "
             "for outputs of other shapes",
-            said=f"{chain.name}, whose outputs have the shape {tuple(outputs.shape)}",
+            received=f"{chain.name}, whose outputs have the shape {tuple(outputs.shape)}",
         )
     known = labels
     if has_positions(outputs.shape[1:]):

@@ -185,7 +185,7 @@ def known_gradients(chain, states, gradients):
             "chain",
             "have a loss with a gradient at its states; `stop_gradient`, or a function outside "
             "of TensorFlow, passes none",
-            said=f"{chain.name}, whose head or loss has none",
+            received=f"{chain.name}, whose head or loss has none",
         )
     return [
         tf.zeros_like(state) if gradient is None else gradient

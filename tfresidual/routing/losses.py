@@ -392,7 +392,7 @@ def _per_image(function, ignored_class=None, dtype=None, is_cast=True):
                 "data",
                 f"hold labels as the loss of the network takes them. {_name_of(function)} says: "
                 f"{reason}",
-                said=f"labels of shape {tuple(labels.shape)} for outputs of shape "
+                received=f"labels of shape {tuple(labels.shape)} for outputs of shape "
                 f"{tuple(outputs.shape)}",
             ) from error
 

@@ -139,7 +139,7 @@ def check_any_counts(is_counted):
             "data",
             "hold at least one position that counts: all are padding, or their labels leave them "
             "out",
-            said=f"{len(is_counted)} images without any",
+            received=f"{len(is_counted)} images without any",
         )
 
 
@@ -255,5 +255,5 @@ def check_per_position(labels, shape):
             "data",
             "hold one label per position, for outputs (positions, classes) of shape "
             f"{tuple(shape)} per image",
-            said=f"labels of shape {tuple(labels.shape)}",
+            received=f"labels of shape {tuple(labels.shape)}",
         )

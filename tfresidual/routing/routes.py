@@ -81,11 +81,11 @@ def drop(chain: Chain, *blocks: tuple[int, int]) -> Route:
     for pair in blocks:
         is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
         if not is_pair or any(isinstance(part, (tuple, list)) for part in pair):
-            raise ArgumentError("blocks", "be pairs (stage, block)", said=f"{received}")
+            raise ArgumentError("blocks", "be pairs (stage, block)", received=f"{received}")
     dropped = [_movable(chain, "blocks", *pair, "dropped", received) for pair in blocks]
     if not dropped or len(set(dropped)) < len(dropped):
         raise ArgumentError(
-            "blocks", "be one or more different pairs (stage, block)", said=f"{received}"
+            "blocks", "be one or more different pairs (stage, block)", received=f"{received}"
         )
     route = unperturbed(chain)
     stages = tuple(
@@ -151,7 +151,7 @@ def repeat_last_block(
         raise ArgumentError(
             "stage",
             f"be a stage of {chain.name} with {'a block' if blocks == 1 else f'{blocks} blocks'}",
-            said=f"stage={stage}",
+            received=f"stage={stage}",
         )
     repeated = own[-blocks:]
     for block in reversed(repeated):
@@ -188,7 +188,7 @@ def swap(chain: Chain, stage: int, first: int, second: int) -> Route:
         raise ArgumentError(
             ("first", "second"),
             "be two blocks with no block between them that changes the shape of the state",
-            said=f"first={first}, second={second}",
+            received=f"first={first}, second={second}",
         )
     order = [a.block for a in unperturbed(chain).stages[stage - 1]]
     order[first], order[second] = order[second], order[first]
@@ -225,7 +225,7 @@ def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -
             "stage",
             "have at least two blocks that can change places, that is, blocks that keep the "
             "shape of the state",
-            said=f"stage={stage} of {chain.name}",
+            received=f"stage={stage} of {chain.name}",
         )
     rng = np.random.default_rng(seed)
     order = [block.index for block in blocks]
@@ -279,7 +279,7 @@ def checked_routes(chain: Chain, routes: Iterable[Route], name: str = "routes") 
             raise ArgumentError(
                 name,
                 f"hold routes through {chain.name}, made by the functions of `tfresidual.routes`",
-                said=f"{route!r}",
+                received=f"{route!r}",
             )
     return routes
 
@@ -342,7 +342,7 @@ def _stage(chain, stage):
         raise ArgumentError(
             "stage",
             f"be a stage of {chain.name}, from 1 to {len(chain.stages)}",
-            said=f"stage={stage}",
+            received=f"stage={stage}",
         )
     return chain.stages[stage - 1]
 
@@ -354,7 +354,7 @@ def _block(chain, name, stage, index, received):
         raise ArgumentError(
             name,
             f"be a block of stage {stage} of {chain.name}, from 0 to {len(blocks) - 1}",
-            said=f"{received}",
+            received=f"{received}",
         )
     return blocks[index]
 
@@ -367,7 +367,7 @@ def _movable(chain, name, stage, index, what, received):
             name,
             f"not name {block} of {chain.name} to be {what}: it changes the shape of the state, "
             "and what follows needs the new shape",
-            said=f"{received}",
+            received=f"{received}",
         )
     return block.stage, block.index
 

@@ -58,7 +58,7 @@ def check_labels(kind, labels, outputs, with_signs=False, of="image"):
         return
     if labels.dtype.kind in "OSUc":
         raise ArgumentError(
-            "data", "hold labels that are numbers", said=f"labels such as {labels.ravel()[0]!r}"
+            "data", "hold labels that are numbers", received=f"labels such as {labels.ravel()[0]!r}"
         )
     numbers = labels.astype(float)
     shape = labels.shape[1:]
@@ -75,14 +75,14 @@ def check_labels(kind, labels, outputs, with_signs=False, of="image"):
             "exclude one another, since no activation and no loss of Keras say what it is. "
             "`tfresidual.chain(model, outputs='label_logits')` declares it as a choice between "
             "0 and 1, `'values'` as a number",
-            said=f"1 output, taken for {kind}",
+            received=f"1 output, taken for {kind}",
         )
     if not (is_row or is_index) or not labels.min() >= lowest or not np.isfinite(numbers).all():
         rows = f", or a row of {outputs} per {of}" if outputs > 1 else ""
         raise ArgumentError(
             "data",
             f"hold labels from 0 to {highest}{rows}",
-            said=f"labels of shape {labels.shape} from {labels.min()} to {labels.max()}",
+            received=f"labels of shape {labels.shape} from {labels.min()} to {labels.max()}",
         )
 
 

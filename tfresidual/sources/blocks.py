@@ -329,5 +329,5 @@ def other_anchor(unit):
         "source",
         "hold units that are on the trunk and whose anchor is the state at which the "
         "shape-keeping blocks of their stage begin",
-        said=f"{unit.name}, whose anchor is another tensor",
+        received=f"{unit.name}, whose anchor is another tensor",
     )

@@ -187,7 +187,7 @@ def _chain_of(source, options):
             ("blocks", "expand_nested", "inputs", "padding", "output"),
             "be left out unless blocks are to be found in a `keras.Model`: those of other sources "
             "are known",
-            said=f"{', '.join(given)} for source={source!r}",
+            received=f"{', '.join(given)} for source={source!r}",
         )
     if isinstance(source, Chain):
         return source
@@ -202,7 +202,7 @@ def _chain_of(source, options):
         "be a `tfresidual.networks.ResidualNetwork`, another `keras.Model`, the path of a .keras "
         "file that holds one or of a SavedModel that `tfresidual.export` wrote, or a "
         "`tfresidual.routing.Chain`",
-        said=f"source={source!r} of type {type(source).__name__}",
+        received=f"source={source!r} of type {type(source).__name__}",
     )
 
 

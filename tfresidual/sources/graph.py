@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import weakref
 from typing import Any
 
 import keras
@@ -199,11 +200,18 @@ def _functional():
 def reference_of(model):
     """Returns a function that computes what a functional model computes at inference.
 
-    It refers to the layers, not to the model: callbacks keep chains as long as their model exists.
+    It is the model as it is now, and where that is gone, its layers: callbacks keep chains as long
+    as their model exists, and chains outlive models.
     """
     inputs = inputs_of(model)
     inputs = inputs if isinstance(inputs, (dict, list, tuple)) else model.inputs
-    return functools.partial(keras.Model(inputs, model.outputs, name=model.name), training=False)
+    layers, current = keras.Model(inputs, model.outputs, name=model.name), weakref.ref(model)
+
+    def reference(images):
+        model = current()
+        return (layers if model is None else model)(images, training=False)
+
+    return reference
 
 
 def is_entry(node):

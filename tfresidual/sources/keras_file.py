@@ -46,7 +46,7 @@ def model_in(path):
     if path.suffix != ".keras":
         way = next((way for end, way in _WAYS_OUT.items() if path.name.endswith(end)), "")
         must = f"be the path of a .keras file, as `model.save` writes it{way}"
-        raise ArgumentError("source", must, said=f"source={str(path)!r}")
+        raise ArgumentError("source", must, received=f"source={str(path)!r}")
     # Keras says that a damaged file does not exist.
     if not _is_archive(path):
         raise _unreadable(path, "it is not an archive, or has no config.json")
@@ -82,7 +82,7 @@ def _unreadable(path, reason):
         "source",
         "be the path of a complete .keras file whose classes are known here; load a model with "
         "custom layers, or with `Lambda`, by `keras.saving.load_model` and pass the model",
-        said=f"source={str(path)!r}, which is damaged, or has unknown classes: {reason}",
+        received=f"source={str(path)!r}, which is damaged, or has unknown classes: {reason}",
     )
 
 

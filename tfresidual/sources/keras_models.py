@@ -71,7 +71,7 @@ def division_of(model, blocks=None, expand_nested=None, inputs=None, padding=Non
         raise ArgumentError(
             "model",
             "have one output: the training step has the gradients of all losses together",
-            said=f"model={model.name} with output={output!r}; "
+            received=f"model={model.name} with output={output!r}; "
             "`tfresidual.callbacks.BlockMetrics` measures the loss of one output",
         )
     whole = whole_graph(model, inputs)
@@ -85,7 +85,7 @@ def division_of(model, blocks=None, expand_nested=None, inputs=None, padding=Non
             "model",
             "have blocks that are seen without opening layers: additions in its own graph, or "
             "whole layers, which `tfresidual.callbacks.use_blocks(model, blocks=...)` chooses",
-            said=f"model={model.name}",
+            received=f"model={model.name}",
         )
     return with_padding(division, padding)[0]
 
@@ -136,7 +136,7 @@ def _of_blocks(model, whole, blocks):
             "blocks",
             "choose layers that return the shape they take, on one trunk: all paths from one to "
             "the next pass through the state, except for what does not depend on it",
-            said=f"blocks={blocks!r} for {model.name}, whose layers are "
+            received=f"blocks={blocks!r} for {model.name}, whose layers are "
             f"{_listed(_layers_of(whole))}",
         )
     used = {id(node.operation) for block in division.blocks for node in block.sums}
@@ -271,7 +271,7 @@ def _not_chosen(name, chosen, model, whole, unused):
     return ArgumentError(
         name,
         f"choose layers of {model.name}, {which} {known or 'none'}",
-        said=f"{name}={chosen!r}" + (f", where no layer is called {names}" if names else ""),
+        received=f"{name}={chosen!r}" + (f", where no layer is called {names}" if names else ""),
     )
 
 
@@ -282,6 +282,7 @@ def _no_block(model, whole):
         "source",
         "be a model with residual additions on one trunk: of tensors of one shape, where all "
         "paths from input to output meet; argument `blocks` chooses whole layers instead",
-        said=f"source={model.name} with additions {additions or 'none'}, and layers that may hide "
+        received=f"source={model.name} with additions {additions or 'none'}, and layers that may "
+        "hide "
         f"some: {hidden or 'none'}",
     )

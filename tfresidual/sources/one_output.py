@@ -66,7 +66,7 @@ def _structure_of(model, inputs):
             "inputs",
             "be a batch of inputs, or `keras.KerasTensor`s of their shapes, to choose an output "
             "of a model that is no functional `keras.Model`",
-            said=f"inputs=None for {model.name}",
+            received=f"inputs=None for {model.name}",
         )
     zeros = keras.tree.map_structure(lambda one: tf.zeros([1, *one.shape[1:]], one.dtype), inputs)
     outputs = model(zeros, training=False)

@@ -125,7 +125,7 @@ def _named(whole, state, name):
             "padding",
             "be the name of an input `(images, positions)` with the positions of the states "
             "`(images, positions, features)`",
-            said=f"padding={name!r} of shape {shapes[0]} for states of shape {shapes[1]}",
+            received=f"padding={name!r} of shape {shapes[0]} for states of shape {shapes[1]}",
         )
     return found
 

@@ -45,7 +45,7 @@ def places_of(model: keras.Model, chain: Chain, **options) -> list[PlacedBlock]:
             "model",
             "be a functional `keras.Model` or a `keras.Sequential`: only there is it known which "
             "tensors of the training step are the states",
-            said=f"model={model.name} of type {type(model).__name__}",
+            received=f"model={model.name} of type {type(model).__name__}",
         )
     if isinstance(model, ResidualNetwork):
         return _of_residual_network(model, chain)
@@ -57,7 +57,7 @@ def places_of(model: keras.Model, chain: Chain, **options) -> list[PlacedBlock]:
             "model",
             "take inputs without padding, since the loss of a training step weights them by how "
             "many of their positions count; `callbacks.BlockMetrics` measures such models",
-            said=f"model={model.name}, whose layers read masks of padding",
+            received=f"model={model.name}, whose layers read masks of padding",
         )
     calls: dict[int, int] = {}
     makers: dict[int, Any] = {}

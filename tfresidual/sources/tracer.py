@@ -68,7 +68,7 @@ def traced(model, inputs=None, is_opened=lambda layer: False):
             "models, such as subclassed ones, `inputs` must be a batch of inputs, or "
             "`keras.KerasTensor`s of their shapes, with which the blocks are found (callbacks: "
             "`tfresidual.callbacks.use_blocks(model, inputs=batch)` before `fit`)",
-            said=f"source={model.name} of type {type(model).__name__}, inputs=None",
+            received=f"source={model.name} of type {type(model).__name__}, inputs=None",
         )
     given = _symbolic(declared if inputs is None else inputs, declared, model)
     function = functools.partial(model, training=None)
@@ -85,7 +85,8 @@ def traced(model, inputs=None, is_opened=lambda layer: False):
             ("source", "output"),
             "be a model with one output tensor, or argument `output` must choose one of several, "
             "as `output=0` (callbacks: `tfresidual.callbacks.use_blocks(model, output=...)`)",
-            said=f"source={model.name} with {len(made)} outputs of type {type(made[0]).__name__}",
+            received=f"source={model.name} with {len(made)} outputs of type "
+            f"{type(made[0]).__name__}",
         )
     nodes = tuple(path_to(recorder.nodes, made[0]))
     return Graph(tuple(keras.tree.flatten(given)), nodes, made[0], given, (), recorder.failures)

@@ -25,7 +25,7 @@ from tfresidual.sources.tracer import whole_graph
 def refusal(chain, reason):
     """Returns the error for a model, or a block, that cannot be rebuilt, with the reason."""
     return ArgumentError(
-        "model", "be one that can be rebuilt along the route", said=f"{chain.name}: {reason}"
+        "model", "be one that can be rebuilt along the route", received=f"{chain.name}: {reason}"
     )
 
 
@@ -89,7 +89,7 @@ def steps_of(chain, route, layers, level=0):
                 raise ArgumentError(
                     "blocks",
                     "be all blocks of a layer, which is taken out or stays as a whole",
-                    said=f"{block.name}, of which {name} has "
+                    received=f"{block.name}, of which {name} has "
                     f"{', '.join(str(chain.blocks[one].name) for one in own)}",
                 )
             whole.append(next(i for i, layer in enumerate(layers) if layer is owner))
@@ -118,7 +118,7 @@ def _check_shared(chain, route):
                     raise ArgumentError(
                         "blocks",
                         "be blocks with weights of their own",
-                        said=f"{block} of {chain.name}, which shares weights with {other}",
+                        received=f"{block} of {chain.name}, which shares weights with {other}",
                     )
 
 

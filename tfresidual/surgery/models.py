@@ -158,7 +158,7 @@ def rerouted(
     """
     (route,) = routes.checked_routes(chain, [route])
     if any(application.scale != 1 for stage in route.stages for application in stage):
-        raise ArgumentError("blocks", "be a route without scaled branches", said=f"{route}")
+        raise ArgumentError("blocks", "be a route without scaled branches", received=f"{route}")
     made, whole = None, model
     if weights == "copy" and type(model) is ResidualNetwork and is_shorter(route):
         made = shorter_network(model, chain, route)
@@ -203,13 +203,13 @@ def chain_of(model, weights="copy", output=None):
     """Returns the chain of a model that is to be changed; raises the errors of its arguments."""
     check_choice("weights", weights, WEIGHTS)
     if not isinstance(model, keras.Model):
-        raise ArgumentError("model", "be a `keras.Model`", said=f"a {type(model).__name__}")
+        raise ArgumentError("model", "be a `keras.Model`", received=f"a {type(model).__name__}")
     if not has_graph(model):
         raise ArgumentError(
             "model",
             "be a functional `keras.Model` or a `keras.Sequential`: blocks in the code of another "
             "model cannot be taken out",
-            said=f"{model.name} of type {type(model).__name__}",
+            received=f"{model.name} of type {type(model).__name__}",
         )
     if output is None and len(model.outputs) > 1:
         raise ArgumentError(
@@ -217,7 +217,7 @@ def chain_of(model, weights="copy", output=None):
             "have one output, as `keras.Model(model.inputs, model.outputs[0])` has, compiled with "
             "the loss of this output; argument `output` of `tfresidual.surgery.without_blocks` "
             "chooses one of several",
-            said=f"{model.name} with {len(model.outputs)} outputs",
+            received=f"{model.name} with {len(model.outputs)} outputs",
         )
     return sources.chain(model, output=output)
 
@@ -251,7 +251,7 @@ def _pairs_of(plan):
         raise ArgumentError(
             "blocks",
             "be a frame of `tfresidual.surgery.plan`, or part of one",
-            said=f"a frame without {', '.join(missing)}",
+            received=f"a frame without {', '.join(missing)}",
         )
     rows = plan[["stage", "block", "blocks"]].astype(int).itertuples(index=False)
     return [(stage, block + more) for stage, block, count in rows for more in range(count)]

@@ -39,8 +39,8 @@ def _share_from(network, kept):
             raise ArgumentError(
                 "blocks",
                 "be blocks with weights of their own",
-                said=f"stage {stage} block {shared[0]} of {network.name}, which is one of those "
-                "that share their weights",
+                received=f"stage {stage} block {shared[0]} of {network.name}, one of those that "
+                "share their weights",
             )
         if count > first:
             missing.add(len(dropped))
@@ -48,7 +48,7 @@ def _share_from(network, kept):
         raise ArgumentError(
             "blocks",
             "be as many in every stage, since `share_from` is the same for all of them",
-            said=f"blocks of {network.name} of which so many go: {sorted(missing)}",
+            received=f"blocks of {network.name} of which so many go: {sorted(missing)}",
         )
     return first - max(missing, default=0)
 

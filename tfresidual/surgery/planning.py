@@ -139,7 +139,7 @@ def plan(
             "return classes or labels, by which a plan is judged. For other networks, "
             "`tfresidual.probes.block_importance` ranks blocks, and "
             "`tfresidual.surgery.without_blocks` takes them out",
-            said=f"{chain.name}, whose outputs are values",
+            received=f"{chain.name}, whose outputs are values",
         )
     units = _units(chain, stages)
     if goal.blocks is not None and goal.blocks > len(units):
@@ -166,7 +166,7 @@ def check_subsets(units, count):
         raise ArgumentError(
             ("exact", "blocks"),
             f"leave at most {MOST_SUBSETS:,} subsets to compare; `stages` chooses fewer blocks",
-            said=f"exact=True, blocks={count}, of {units} blocks: {subsets:,} subsets",
+            received=f"exact=True, blocks={count}, of {units} blocks: {subsets:,} subsets",
         )
 
 
@@ -220,7 +220,7 @@ def halves(data):
         return tuple(single.shard(2, place).batch(size) for place in (0, 1))
     if not isinstance(data, (tuple, list)):
         raise ArgumentError(
-            "test", "be given unless `data` is a `tf.data.Dataset` or arrays", said="test=None"
+            "test", "be given unless `data` is a `tf.data.Dataset` or arrays", received="test=None"
         )
     arrays = keras.tree.map_structure(np.asarray, tuple(data))
     return tuple(
@@ -263,7 +263,7 @@ def _units(chain, stages):
         raise ArgumentError(
             "model",
             "have a block that keeps the shape of the state and has weights of its own",
-            said=f"{chain.name}, of which no block can go",
+            received=f"{chain.name}, of which no block can go",
         )
     return found
 
@@ -458,7 +458,7 @@ def check_read_again(name, chain, before, now, in_order=False):
             "augmented does not, nor does data that is shuffled and then cut, as every second "
             "image is without `test`: leave it in one order, or give `test`. Of a training dataset "
             "of `tfresidual.datasets.load`, `datasets.plain(train)` gives the images as they are",
-            said="other images when it was read again"
+            received="other images when it was read again"
             + (", or another order of them" if in_order else ""),
         )
 

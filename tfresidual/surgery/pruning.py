@@ -132,7 +132,7 @@ def prune(
     except ArgumentError as error:
         if selection is None or error.names != ("data",):
             raise
-        raise ArgumentError("selection", error.must, said=error.received) from error
+        raise ArgumentError("selection", error.must, received=error.received) from error
     judge = Judge(chain, test, memory_limit)
     made, frame = planned(model, frame, data, judge, statistics)
     if epochs:
@@ -227,7 +227,7 @@ def _checked_training(model, epochs, optimizer, distil, callbacks):
                 raise ArgumentError(name, "not be given without `epochs`", value)
         return None
     if not model.compiled:
-        raise ArgumentError("model", "be compiled, to be trained", said=f"{model.name}")
+        raise ArgumentError("model", "be compiled, to be trained", received=f"{model.name}")
     if distil and [len(tensor.shape) for tensor in model.outputs] != [2]:
         raise ArgumentError(
             "distil", "be 0 unless the network has one row of classes per image", distil

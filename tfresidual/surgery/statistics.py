@@ -160,7 +160,7 @@ def _check_batches(model, batches):
             "batches",
             "be an iterable of batches of inputs without labels, such as `[images]`, or `(images "
             "for images, _ in data)`",
-            said=said,
+            received=said,
         )
 
 

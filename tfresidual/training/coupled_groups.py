@@ -77,7 +77,7 @@ def _of_layers(groups, first_block):
                 raise ArgumentError(
                     "groups",
                     "hold blocks with the same weights in the same order in each group",
-                    said=f"group {number}, whose blocks 0 and {place} differ: {difference}",
+                    received=f"group {number}, whose blocks 0 and {place} differ: {difference}",
                 )
         for role, members in enumerate(zip(*owned, strict=True)):
             name = f"{role}/{members[0].name}"
@@ -101,14 +101,14 @@ def _weights_of(block, number, place):
         raise ArgumentError(
             "groups",
             "hold blocks that are layers, or lists of layers",
-            said=f"group {number}, block {place}: {block!r}",
+            received=f"group {number}, block {place}: {block!r}",
         )
     weights = list({id(w): w for layer in layers for w in layer.weights}.values())
     if not weights or not all(layer.built for layer in layers):
         raise ArgumentError(
             "groups",
             "hold layers that are built and have weights",
-            said=f"group {number}, block {place}: {layers}",
+            received=f"group {number}, block {place}: {layers}",
         )
     return weights
 
@@ -140,7 +140,7 @@ def _checked(groups):
                 raise ArgumentError(
                     "groups",
                     "hold a weight in one group and one role alone",
-                    said=f"the weight {variable.path} in two",
+                    received=f"the weight {variable.path} in two",
                 )
     return groups
 
@@ -209,7 +209,8 @@ def _by_path(saved, variables):
                     "name weights of the model, each by a path of its own. Layers inside a custom "
                     "layer may get other paths in another process: build the optimizer before the "
                     "model is saved",
-                    said=f"{path!r}, the path of {len(there)} of the {len(variables)} variables",
+                    received=f"{path!r}, the path of {len(there)} of the {len(variables)} "
+                    "variables",
                 )
             members += [(index, variable) for variable in there]
         _append(groups, number, "weights", members)

@@ -139,7 +139,7 @@ def train(
         raise ArgumentError(
             "batch_size",
             "be given for a pair of arrays only, and not for data in batches",
-            said=f"batch_size={batch_size!r}, data of type {type(data).__name__}",
+            received=f"batch_size={batch_size!r}, data of type {type(data).__name__}",
         )
     data = _in_batches(data, batch_size, shuffle=True)
     validation = _in_batches(validation, batch_size)

@@ -77,7 +77,7 @@ def blocks(hyperparameters: keras_tuner.HyperParameters) -> tuple[int, ...]:
         raise ArgumentError(
             "hyperparameters",
             "be those of a `tfresidual.tuning.DepthSearch`",
-            said=f"hyperparameters with the values {values!r}",
+            received=f"hyperparameters with the values {values!r}",
         )
     return tuple(int(values[_name(stage)]) for stage in stages)
 
@@ -159,7 +159,7 @@ class DepthOracle(PlacedOracle):
                 raise ArgumentError(
                     "hyperparameters",
                     "not name the depths, which `start`, `min_blocks` and `max_blocks` determine",
-                    said=repr(name),
+                    received=repr(name),
                 )
             space.merge(hyperparameters)
         self.settings: dict[str, Any] = {"warm_start": self.warm_start, **(settings or {})}

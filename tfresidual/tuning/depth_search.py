@@ -388,7 +388,7 @@ class DepthSearch(BuildingTuner):
             raise ArgumentError(
                 "hypermodel",
                 "build compiled networks: let it call `compile`",
-                said=f"{type(network).__name__} {network.name!r}, which is not compiled",
+                received=f"{type(network).__name__} {network.name!r}, which is not compiled",
             )
 
     def _warm_start(self, trial, network):
@@ -436,7 +436,7 @@ class DepthSearch(BuildingTuner):
             raise ArgumentError(
                 "chain",
                 "be a function that returns a `tfresidual.routing.Chain`",
-                said=f"chain={self.chain!r}, which returned {chain!r}",
+                received=f"chain={self.chain!r}, which returned {chain!r}",
             )
         return chain
 
@@ -710,7 +710,7 @@ def _check_devices(strategy):
             "be a `tf.distribute.MirroredStrategy` or `OneDeviceStrategy`: `model.fit` of Keras 3 "
             "works with no other. To use several machines, let each be a worker that trains "
             "networks of its own",
-            said=f"distribution_strategy={strategy!r} of type {type(strategy).__name__}",
+            received=f"distribution_strategy={strategy!r} of type {type(strategy).__name__}",
         )
 
 

@@ -108,7 +108,7 @@ def read_search(folder: StrPath) -> DepthOracle:
         raise ArgumentError(
             "folder",
             "be the folder of a search for depth",
-            said=f"folder={str(folder)!r}, a search of keras-tuner of another kind",
+            received=f"folder={str(folder)!r}, a search of keras-tuner of another kind",
         )
     same = {name: search[name] for name in ("epsilon", "tolerance", "settings", "max_trials")}
     least, most = zip(*search["limits"], strict=True)

@@ -45,7 +45,7 @@ def interleave(shallow: ResidualNetwork, deep: ResidualNetwork, nearness: float 
             raise ArgumentError(
                 "deep",
                 f"be the network `shallow` with further blocks; {name} of `shallow` is {value!r}",
-                said=f"deep with {name}={deep_settings[name]!r}",
+                received=f"deep with {name}={deep_settings[name]!r}",
             )
     sections = [network.sections() for network in given.values()]
     units = [[units for _, units in stages] for _, stages, _ in sections]
@@ -80,6 +80,6 @@ def _pairs(stages, keeps_shape):
         raise ArgumentError(
             "deep",
             "have the stages of `shallow`, with as many blocks or more",
-            said=f"deep with {deep_depths} blocks, shallow with {depths}",
+            received=f"deep with {deep_depths} blocks, shallow with {depths}",
         )
     return pairs, new

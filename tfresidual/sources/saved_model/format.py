@@ -121,7 +121,7 @@ def layout_of(path):
         raise ArgumentError(
             "source",
             f"be a SavedModel of format {FORMAT}; tfresidual {written_by} wrote this one",
-            said=f"source={str(path)!r} of format {version!r}",
+            received=f"source={str(path)!r} of format {version!r}",
         )
     if not probing:
         raise ArgumentError(

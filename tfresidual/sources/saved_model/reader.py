@@ -156,14 +156,14 @@ def _loss(layout, pieces):
             raise ArgumentError(
                 "chain",
                 "belong to a network whose loss returns one number per image",
-                said=f"{layout['name']}, whose loss took no labels when it was exported",
+                received=f"{layout['name']}, whose loss took no labels when it was exported",
             )
         if len(labels.shape) not in by_rank:
             raise ArgumentError(
                 "data",
                 "hold labels as the loss of the network takes them, with "
                 f"{' or '.join(map(str, sorted(by_rank)))} axes",
-                said=f"labels of shape {tuple(labels.shape)}",
+                received=f"labels of shape {tuple(labels.shape)}",
             )
         logits = getattr(outputs, "_keras_logits", None)
         return by_rank[len(labels.shape)](labels, outputs, *([] if logits is None else [logits]))

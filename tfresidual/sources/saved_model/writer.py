@@ -65,7 +65,7 @@ def write(chain: Chain, path: Path, probing: bool = True) -> None:
             raise ArgumentError(
                 "net",
                 "compute only with objects that a SavedModel can hold. TensorFlow says: " + reason,
-                said=f"net={chain.name}",
+                received=f"net={chain.name}",
             ) from error
         file = folder / LAYOUT_FILE
         file.parent.mkdir()
@@ -116,7 +116,7 @@ def parts_to_save(chain, probing=True):
                 "net",
                 "compute with variables, tables and other objects that TensorFlow can write to a "
                 "SavedModel",
-                said=f"net={chain.name}, which reads a resource that no such object holds",
+                received=f"net={chain.name}, which reads a resource that no such object holds",
             )
         root.resources = resources
     return root, signatures, layout
@@ -163,7 +163,7 @@ def _check_names(chain, arguments):
                 "net",
                 "have inputs whose names can be those of arguments: letters, digits and "
                 f"underscores, that do not start with a digit, each used once{others}",
-                said=f"net={chain.name}, with the inputs {', '.join(map(repr, names))}",
+                received=f"net={chain.name}, with the inputs {', '.join(map(repr, names))}",
             )
 
 
@@ -256,6 +256,6 @@ def _compare(chain, written):
             "accept images with values from 0 to 2, or of zeros: on these, the export is "
             "compared with the network itself. To export without the comparison, remove the "
             "reference of the chain: `dataclasses.replace(tfresidual.chain(net), reference=None)`",
-            said=f"net={chain.name}, for images of shape {chain.input_shape}",
+            received=f"net={chain.name}, for images of shape {chain.input_shape}",
         )
     check_agreement(chain, images, named_outputs(written(images)))
