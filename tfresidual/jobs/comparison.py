@@ -131,7 +131,7 @@ def _named(runs):
             )
     longest = max(map(len, parts))
     length = next(n for n in range(1, longest + 1) if len({p[-n:] for p in parts}) == len(parts))
-    names: dict[str, pathlib.Path] = {}
+    names = {}
     for part, folder in zip(parts, folders, strict=True):
         name = printable("/".join(part[-length:]))
         others = itertools.chain([name], (f"{name} ({count})" for count in itertools.count(2)))

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 10
 # Columns that say what a row of a frame is about, from the whole to the part.
-PLACES = ("trial", "basis", "along", "group", "stage", "block", "repetition", "swaps", "role")
-PLACES += ("position", "part")
+PLACES = (
+    *("trial", "basis", "along", "group", "stage", "block", "repetition", "swaps", "role"),
+    *("position", "part"),
+)
 # The columns that an option has an effect on.
 _AFFECTED = {
     "times": ("repetition", "along", "divergence_index"),

@@ -22,10 +22,10 @@ BATCH_SIZE = 128
 
 
 class Place(NamedTuple):
-    """Which of several outputs a chain has: its number, how many there are, and its names."""
+    """Which of several outputs a chain has: its number, that of all of them, and its names."""
 
     number: int
-    count: int
+    total: int
     names: tuple[str, ...]
 
 
@@ -208,7 +208,7 @@ def of_output(values, place=None):
     leaves = keras.tree.flatten(values)
     if len(leaves) == 1:
         return leaves[0]
-    if place is None or len(leaves) != place.count:
+    if place is None or len(leaves) != place.total:
         structure = keras.tree.map_structure(lambda _: "*", values)
         raise ArgumentError(
             "data",

@@ -151,7 +151,7 @@ def chain(
 
 def _declared(found, source, outputs, positions):
     """Returns a chain with what is declared of its outputs, unless that is `None`."""
-    changes: dict[str, Any] = {}
+    changes = {}
     if outputs is not None:
         changes |= {"outputs": outputs, "notes": _without(GUESSED, found.notes)}
         if isinstance(source, keras.Model) and not source.compiled:

@@ -66,7 +66,8 @@ def run_workers(command: Sequence[str], workers: int) -> None:
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
     of_worker = {name: os.environ.get(name, threads) for name in names}
-    roles = {"chief": {}} | {f"worker{number}": of_worker for number in range(workers)}
+    none: dict[str, str] = {}
+    roles = {"chief": none} | {f"worker{number}": of_worker for number in range(workers)}
     processes = {}
     try:
         for name, own in roles.items():
