@@ -4,17 +4,14 @@ Logs equal the frames of the probe; every key exists from the first epoch on; sp
 callbacks are copied and reused; the network is left as it was; bad arguments are refused.
 """
 
-import copy
-import gc
 import math
 
 import keras
 import numpy as np
 import pandas as pd
 import pytest
-import tensorflow as tf
 from reference.random_network import random_batch, random_network
-from reference.unchanged import assert_same, unchanged
+from reference.unchanged import assert_same
 from refusals import refused
 
 import tfresidual as tfr
@@ -217,34 +214,6 @@ def test_logs_there_and_back(trained):
     np.testing.assert_allclose(measured, reads["entropy"].sort_index(), rtol=1e-4)
 
 
-@pytest.mark.system
-@pytest.mark.nightly
-def test_copies_and_another_model():
-    """Before and after a training; data is shared, and each model is measured as it is."""
-    small = {"blocks": 2, "widths": (4,)}
-    net, other = network(**small), network(rate=0.0, layout="original", **small)
-    data = learnt(net)
-    chosen = [kind(data, **settings) for kind, settings in KINDS.items()]
-    early = copy.deepcopy(chosen)
-    first = fit(net, chosen, data, epochs=1)
-    late = copy.deepcopy(chosen)
-    for (kind, settings), *copies in zip(KINDS.items(), early, late, strict=True):
-        for one in copies:
-            assert type(one) is kind and one.data is data and one.frames == {}
-            assert {name: getattr(one, name) for name in settings} == settings
-    assert fit(net, early, data, epochs=1).keys() == first.keys()
-    assert fit(net, chosen, data, epochs=1).keys() == first.keys()
-    measured = fit(other, late, data, epochs=1)
-    chain = tfr.chain(other)
-    for callback in chosen:
-        for key, value in callback.probe(chain).items():
-            assert measured[key][0] == pytest.approx(value, rel=1e-4, nan_ok=True)
-    assert (copy.deepcopy(callbacks.Lipschitz(every=3)).every, callbacks.Lipschitz().data) == (
-        3,
-        None,
-    )
-
-
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     "settings",
@@ -272,31 +241,6 @@ def test_network_is_left_as_it_was(settings):
     assert_same(*weights)
 
 
-@pytest.mark.system
-@pytest.mark.compiled
-@pytest.mark.nightly
-def test_nothing_is_compiled_after_the_first_epoch():
-    net = network(blocks=2, widths=(4,))
-    # Only what the callbacks compile is of interest here.
-    net.run_eagerly = True
-    # Batches of 5, 5 and 2.
-    data = tf.data.Dataset.from_tensor_slices(random_batch(net, images=12, seed=2)).batch(5)
-    chosen = [kind(data) for kind in KINDS]
-    counts = []
-
-    def count(epoch, logs):
-        # What has a custom gradient goes when that was forgotten.
-        gc.collect()
-        gc.collect()
-        counts.append(sum(isinstance(one, tf.Graph) for one in gc.get_objects()))
-
-    chosen.append(keras.callbacks.LambdaCallback(on_epoch_end=count))
-    fit(net, chosen)
-    # A second fit of the same network compiles nothing either.
-    fit(net, chosen, epochs=1)
-    assert len(set(counts)) == 1 and counts[0] > 20
-
-
 def test_seen_by_early_stopping():
     net = network(blocks=1, widths=(4,))
     stop = keras.callbacks.EarlyStopping("stage1/block0/l2_ratio", patience=1, mode="max",
@@ -304,23 +248,6 @@ def test_seen_by_early_stopping():
     history = fit(net, [callbacks.BlockMetrics(learnt(net)), stop], epochs=6)
     # No epoch improves by a million, so that it stops after the second.
     assert len(history["loss"]) == 2
-
-
-def test_several_steps_an_execution():
-    net = network(blocks=1)
-    net.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=2)
-    history = fit(net, [callbacks.BlockMetrics(learnt(net))], batch_size=4)
-    assert np.isfinite(history["stage1/block0/cosine_loss"]).all()
-
-
-def test_one_callback_in_a_training_during_another():
-    net, other = (network(blocks=1, widths=(4,)) for _ in range(2))
-    callback = callbacks.BlockMetrics(learnt(net))
-    inner = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: fit(other, [callback], epochs=1)
-    )
-    with refused("callbacks"):
-        fit(net, [inner, callback], epochs=1)
 
 
 # Numbers of their own
@@ -374,41 +301,3 @@ def test_what_is_chosen_of_a_head_with_layer_normalization():
 
 
 # Arguments and networks that are refused
-
-
-DATA = np.zeros((2, 8, 8, 3), "f"), np.zeros(2, int)
-BAD = {
-    callbacks.Attribution: {"target": ("none", 5.5)},
-    callbacks.Borderline: {"blocks": (0,), "groups": ("next",), "probability": (0, 1.5)},
-    callbacks.ConvergenceIndices: {"times": (0,), "chance": ("largest", 0), "reading": ("area",)},
-    callbacks.DropBlocks: {"fill": ("none",)},
-    callbacks.Lens: {"normalize": ("none",)},
-    callbacks.Perturbation: {"epsilon": (0,)},
-}
-
-
-@pytest.mark.parametrize("kind", [*KINDS, callbacks.Lipschitz], ids=lambda kind: kind.__name__)
-def test_bad_arguments(kind):
-    given = () if kind is callbacks.Lipschitz else (DATA,)
-    bad = {"on_error": ("stop",)} | BAD.get(kind, {})
-    for name, values in bad.items():
-        for value in values:
-            with refused(name):
-                kind(*given, **{name: value})
-
-
-def test_nothing_is_trained_where_a_probe_has_no_numbers():
-    net = network(blocks=1, widths=(4,))
-    with unchanged(net), refused("chain"):
-        fit(net, [callbacks.Lipschitz()])
-    net = random_network(blocks=1, widths=(4,), classifier_activation=None)
-    net.compile("sgd", "mse")
-    data = random_batch(net)[0], np.zeros((3, 5))
-    for kind in (
-        *(callbacks.Attribution, callbacks.Borderline, callbacks.ConvergenceIndices),
-        *(callbacks.DropBlocks, callbacks.Lens, callbacks.Readout),
-    ):
-        with unchanged(net), refused("chain"):
-            fit(net, [kind(data)], data)
-    history = fit(net, [callbacks.BlockMetrics(data)], data)
-    assert np.isfinite(history["stage1/block0/cosine_loss"]).all()

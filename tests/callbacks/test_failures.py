@@ -93,29 +93,6 @@ def test_what_fails_for_good_is_refused_when_training_begins(net):
         model.fit(*data, verbose=0, callbacks=[callbacks.BlockMetrics(data)])
 
 
-class Full(keras.callbacks.Callback):
-    """Makes the folder of exports one in which nothing can be written, after the first epoch."""
-
-    def __init__(self, folder):
-        super().__init__()
-        self.folder = folder
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 1:
-            (self.folder / "epoch0002").write_text("in the way")
-
-
-@pytest.mark.system
-def test_an_export_that_fails_later(net, tmp_path):
-    series = callbacks.ExportForProbing(tmp_path)
-    with pytest.warns(UserWarning, match="ExportForProbing failed.*without the export"):
-        history = fit(net, [series, Full(tmp_path)])
-    assert len(history["loss"]) == 3
-    assert (tmp_path / "epoch0002").read_text() == "in the way"
-    for epoch in (1, 3):
-        assert len(probes.readout(tmp_path / f"epoch000{epoch}", random_batch(net, images=2)))
-
-
 # Data that can be read once
 
 

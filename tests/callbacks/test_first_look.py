@@ -120,13 +120,6 @@ def test_data_that_does_not_fit_the_network(net, kind):
         is_refused(net, kind(dataset(IMAGES, labels)))
 
 
-def test_images_alone_where_labels_are_read(net):
-    images = dataset(IMAGES).map(lambda images: images)
-    fit(net, callbacks.Perturbation(images))
-    for kind in (callbacks.BlockMetrics, callbacks.Readout):
-        is_refused(net, kind(images))
-
-
 WEIGHTS = np.array([1, 0, 2, 0, 1, 0.5], "float32")
 
 
@@ -154,40 +147,6 @@ def test_images_of_weight_zero_need_no_label(net, make, kind):
         assert values == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_network_that_its_first_batch_builds():
-    """It is known, and compared with the data, before the second batch."""
-    images, labels = np.repeat(IMAGES, 2, axis=0), np.repeat(LABELS, 2)
-    for data, batches in (((IMAGES[..., :1], LABELS), 1), (empty(), 0), ((IMAGES, LABELS), None)):
-        net = random_network(blocks=1, widths=(4,))
-        model, count = keras.Sequential([keras.layers.Rescaling(1.0), net]), Batches()
-        model.compile("sgd", "sparse_categorical_crossentropy")
-        assert not model.built
-        chosen = [callbacks.BlockMetrics(data), count]
-        if batches is None:
-            model.fit(images, labels, batch_size=4, verbose=0, callbacks=chosen)
-            assert any(key.startswith("stage1/block0/") for key in model.history.history)
-        else:
-            with pytest.raises(ValueError):
-                model.fit(images, labels, batch_size=4, verbose=0, callbacks=chosen)
-            assert count.count == batches
-
-
-def test_a_training_is_the_same_with_and_without_a_look():
-    losses = []
-    for with_look in (False, True):
-        keras.utils.set_random_seed(3)
-        net = random_network(blocks=1, widths=(4,), shortcut="dropout")
-        net.compile("sgd", "sparse_categorical_crossentropy")
-        images, labels = random_batch(net, images=8)
-        shuffled = dataset(images, labels).shuffle(8)
-        # Shuffled by itself, not by the dataset that is trained on.
-        probed = dataset(images, labels).shuffle(8)
-        looks = [callbacks.BlockMetrics(probed)] * with_look
-        history = net.fit(shuffled, epochs=2, verbose=0, shuffle=False, callbacks=looks).history
-        losses.append(history["loss"])
-    assert losses[0] == losses[1]
-
-
 # Other callbacks
 
 
@@ -212,14 +171,3 @@ def test_loggers_that_stand_before(net, tmp_path):
     (only,) = warned(net, probe(data), log, callbacks.Readout(data))
     assert only.startswith("CSVLogger comes before Readout")
     assert warned(net, probe(data), callbacks.Readout(data), log) == []
-
-
-@pytest.mark.compiled
-def test_monitors_that_stand_before(net):
-    probe = callbacks.BlockMetrics((IMAGES, LABELS))
-    own, other = "stage1/block0/l2_ratio", "loss"
-    stop = keras.callbacks.EarlyStopping(own, mode="max")
-    texts = warned(net, stop, probe)
-    assert "EarlyStopping comes before BlockMetrics" in texts[0] and repr(own) in texts[0]
-    assert warned(net, probe, stop) == []
-    assert warned(net, keras.callbacks.EarlyStopping(other), probe) == []

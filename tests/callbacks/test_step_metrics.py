@@ -329,20 +329,6 @@ def test_a_model_changed_after_a_training_is_measured_as_it_is(change):
 
 
 @pytest.mark.eager
-def test_a_step_that_overflows_is_left_out():
-    model = plane_model()
-    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0)), "mse")
-    images, labels = (np.concatenate([array[:2], array[:2]]) for array in PLANE)
-    labels[2:] = np.inf
-    chosen = [callbacks.StepMetrics(images=2)]
-    history = fit(model, (images, labels), chosen, batch=2)
-    assert values_of(history, "gradient_norm", 0) == pytest.approx([3.125])
-    model.compile(keras.optimizers.SGD(0.0), "mse")
-    history = fit(model, (images, labels), chosen, batch=2)
-    assert not np.isfinite(values_of(history, "gradient_norm", 0)).any()
-
-
-@pytest.mark.eager
 def test_means_are_over_the_images_of_all_measured_steps(tmp_path):
     """Batches of 3, 3 and 1 images, of which 2, 2 and 1 are measured."""
     net = compiled(random_network(blocks=1), rate=0.0)
@@ -368,25 +354,6 @@ def test_means_are_over_the_images_of_all_measured_steps(tmp_path):
     )
     assert table.loc[table["stage"] == 2, list(METRICS)].notna().all().tolist() == [
         False, False, True, False]  # fmt: skip
-
-
-@pytest.mark.eager
-def test_a_step_in_three_counted_over_the_training(tmp_path, monkeypatch):
-    """Four steps an epoch: 0 and 3, 6, 9 are measured. The metrics are read every other one."""
-    path = tmp_path / "steps.csv"
-    monkeypatch.setattr("tfresidual.callbacks.step_metrics.ROWS", 1)
-    monkeypatch.setattr("tfresidual.callbacks.training_step.ROWS", 1)
-    net = compiled(plane_model(), loss="mse")
-    data = ROWS[:, :8]
-    history = fit(net, data, [callbacks.StepMetrics(every=3, csv=path)], epochs=3, batch=2)
-    table = pd.read_csv(path)
-    assert table["step"].unique().tolist() == [0, 3, 6, 9]
-    assert table["epoch"].tolist() == [0, 0, 1, 2]
-    means = table.groupby("epoch")["cosine_loss"].mean()
-    assert values_of(history, "cosine_loss", 0) == pytest.approx(means.tolist())
-    more = {"epochs": 4, "initial_epoch": 3, "batch": 2}
-    history = fit(net, data, [callbacks.StepMetrics(every=100)], **more)
-    assert math.isnan(values_of(history, "l2_ratio", 0)[0])
 
 
 @pytest.mark.eager
@@ -721,117 +688,3 @@ def test_blocks_before_the_first_trained_weight_are_nan():
         layer.trainable = False
     with refused("model"):
         fit(compiled(net), random_batch(net, images=4), [callbacks.StepMetrics()])
-
-
-@pytest.mark.eager
-def test_a_weight_beside_the_trunk_does_not_lead_to_the_states_before_it_is_read():
-    inputs, beside = keras.Input((2,)), keras.Input((2,))
-    frozen = [layers.Dense(2, trainable=False) for _ in range(3)]
-    read = layers.Dense(2)(beside)
-    state = frozen[0](inputs)
-    state = layers.Add()([state, frozen[1](layers.Concatenate()([state, read]))])
-    state = layers.Add()([state, frozen[2](state)])
-    model = keras.Model([inputs, beside], state)
-    model.compile("sgd", "mse")
-    data = np.random.default_rng(0).normal(size=(3, 4, 2))
-    history = fit(model, (list(data[:2]), data[2]), [callbacks.StepMetrics()])
-    found = [values_of(history, "gradient_norm", block)[0] for block in range(2)]
-    assert math.isnan(found[0]) and np.isfinite(found[1])
-
-
-def is_changed(layer):
-    return bool({"call", "train_step"} & set(vars(layer)))
-
-
-class OwnStep(keras.Model):
-    def train_step(self, data):
-        return super().train_step(data)
-
-
-class OwnCall(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.branch = layers.Dense(2)
-
-    def call(self, inputs):
-        return inputs + self.branch(inputs)
-
-
-class Doubled(layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self.branch = layers.Dense(2)
-
-    def build(self, shape):
-        self.branch.build(shape)
-
-    def call(self, inputs):
-        return inputs + self.branch(inputs)
-
-
-def opened():
-    inputs = keras.Input((2,))
-    return keras.Model(inputs, Doubled()(Doubled()(inputs)))
-
-
-def own_step():
-    model = plane_model()
-    return OwnStep(model.inputs, model.outputs)
-
-
-def own_call():
-    model = OwnCall()
-    model(PLANE[0])
-    return model
-
-
-def masked():
-    inputs = keras.Input((3,))
-    state = layers.Dense(4)(layers.Masking()(layers.Reshape((3, 1))(inputs)))
-    state = layers.Add()([state, layers.Dense(4)(state)])
-    state = layers.LSTM(2)(state)
-    return keras.Model(inputs, state)
-
-
-class WholeLoss(keras.losses.MeanSquaredError):
-    def __call__(self, y_true, y_pred, sample_weight=None):
-        return keras.ops.max(self.call(y_true, y_pred))
-
-
-REFUSED = {
-    "own step": (own_step, {}, "its own `train_step`"),
-    "subclassed": (OwnCall, {}, "not built"),
-    "functional in part": (own_call, {}, "must be a functional"),
-    "deferred": (lambda: keras.Sequential([layers.Dense(2)]), {}, "not built"),
-    "opened": (opened, {}, "without opening layers"),
-    "padding": (masked, {}, "without padding"),
-    "XLA": (plane_model, {"jit_compile": True}, "jit_compile=False"),
-    "weighted": (plane_model, {"loss_weights": 2.0}, "one loss without a weight"),
-    "own call": (plane_model, {"loss": WholeLoss()}, "its own `__call__`"),
-    "reduction": (
-        plane_model,
-        {"loss": keras.losses.MeanSquaredError(reduction=None)},
-        "with the reduction None",
-    ),
-}
-
-
-@pytest.mark.eager
-@pytest.mark.parametrize(("make", "kwargs", "reason"), REFUSED.values(), ids=REFUSED)
-def test_refused(make, kwargs, reason):
-    model = make()
-    model.compile(**{"optimizer": "sgd", "loss": "mse"} | kwargs)
-    if isinstance(model, OwnCall):
-        callbacks.use_blocks(model, inputs=PLANE[0])
-    data = (np.ones((4, 3)), np.ones((4, 2))) if make is masked else PLANE
-    with refused("model") as caught:
-        fit(model, data, [callbacks.StepMetrics()])
-    assert reason in str(caught.value) and not is_changed(model)
-
-
-@pytest.mark.system
-def test_bounded_blocks_with_an_anchor_are_refused():
-    """Their training would change in its last bits: by 3e-8 after six steps."""
-    net = compiled(random_network(blocks=1, widths=(4,), lipschitz=0.9, anchor="input"))
-    with refused("model"):
-        fit(net, random_batch(net, images=2), [callbacks.StepMetrics()])

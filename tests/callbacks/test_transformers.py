@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import callbacks, probes
@@ -57,8 +56,3 @@ def test_callbacks_find_blocks_as_they_are_told():
     frame = probes.drop_blocks(chain, (IDS, LABELS))
     logged = [history[f"stage1/block{block}/drop_error"][0] for block in range(4)]
     np.testing.assert_allclose(logged, frame["error"], rtol=1e-6)
-
-
-def test_a_model_is_needed():
-    with refused("model"):
-        callbacks.use_blocks(3)

@@ -5,7 +5,6 @@ The figures and tables of probes are tested in `tests/report/test_comparison.py`
 
 import html
 import json
-import os
 import re
 import shutil
 
@@ -71,38 +70,6 @@ def test_results_are_those_of_the_logs(text, trained):
     assert "epochs 2 2" in text
 
 
-def test_other_images_are_said_and_the_rest_is_compared(text, trained):
-    assert (
-        "Not the same images: 40 test images of Digitclutter, 3 digits (plain); "
-        "32 test images of Digitclutter, 3 digits (gated)."
-    ) in text
-    # A training does not record what its callbacks measured.
-    assert "What plain and gated were measured on is not recorded." in text
-    read = [
-        pd.read_csv(f / "probes" / "readout.csv").set_index(["stage", "block"])["error"]
-        for f in trained
-    ]
-    largest = (read[1] - read[0]).abs().max()
-    section = text.split("Reading out early The accuracy")[1]
-    # The first row of the table: stage, block, both errors and their difference.
-    found = re.search(r"gated minus plain \d \d [\d.]+ [\d.]+ \W?([\d.]+)", section)
-    assert float(found[1]) == pytest.approx(largest, rel=1e-3)
-    assert "The cosine over training The cosine between" in text
-
-
-def test_the_default_place_and_a_second_time(runs):
-    for folder in runs:
-        shutil.rmtree(folder / "probes")
-    path = compare(map(str, runs))
-    assert path == runs[0].parent / "compare-plain-gated.html"
-    first = path.read_bytes()
-    log = pd.read_csv(runs[1] / "log.csv")
-    log.assign(val_loss=1e-3).to_csv(runs[1] / "log.csv", index=False)
-    assert compare(runs) == path
-    assert path.read_bytes() != first
-    assert sorted(os.listdir(runs[0].parent)) == ["compare-plain-gated.html", "gated", "plain"]
-
-
 def test_what_probes_measured_on_all_runs_is_preferred(runs):
     """A study of one of them, on other images, does not count then."""
     for folder in runs:
@@ -138,14 +105,6 @@ def test_errors_stand_beside_chance_and_their_noise(runs):
     assert "Not below chance by two standard errors: gated." in text
 
 
-def test_runs_of_one_name_are_told_apart(runs, tmp_path):
-    other = shutil.copytree(runs[0], tmp_path / "other" / "plain")
-    path = compare([runs[0], other])
-    assert path == runs[0].parent / "compare-runs-plain-other-plain.html"
-    assert "runs/plain and other/plain compared" in text_of(path)
-    assert "There are none." in text_of(path)
-
-
 @pytest.mark.parametrize("content", ["mine", "<!DOCTYPE html><p>tfresidual compare</p>", None, []])
 def test_what_something_else_wrote_is_kept(runs, tmp_path, content):
     path = tmp_path / "page.html"
@@ -159,27 +118,6 @@ def test_what_something_else_wrote_is_kept(runs, tmp_path, content):
     with refused("page"):
         compare(runs, path)
     assert path.is_dir() if before is None else path.read_bytes() == before
-
-
-def test_runs_that_cannot_be_compared(runs, tmp_path):
-    (tmp_path / "loop").symlink_to("loop")
-    for given in (
-        *([], runs[:1], str(runs[0]), [runs[0], str(runs[0])]),
-        *([runs[0], tmp_path / name] for name in ("nowhere", "loop")),
-    ):
-        with refused("runs"):
-            compare(given)
-    with pytest.raises(NotADirectoryError, match=r"`page`.*Received"):
-        compare(runs, runs[0] / "log.csv" / "page.html")
-    assert sorted(os.listdir(runs[0].parent)) == ["gated", "plain"]
-
-
-@pytest.mark.parametrize("name", ["log.csv", "probes/readout.csv", "probes/probes.json"])
-def test_damaged_files_are_named(runs, name):
-    path = runs[1] / name
-    path.write_text(path.read_text() + "," * 200)
-    with pytest.raises(ValueError, match=rf"^{path.name} is damaged"):
-        compare(runs)
 
 
 def test_frames_are_read_as_they_were_written(tmp_path):

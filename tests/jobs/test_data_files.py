@@ -1,16 +1,14 @@
 """The jobs with images from a file, on TensorFlow: the images, settings and folders of a run."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 
-from tfresidual import datasets
 from tfresidual.datasets.image_file import write
 from tfresidual.jobs import run_folder, targets
 from tfresidual.jobs.data import prepare, write_file
-from tfresidual.jobs.settings import Settings, check, with_data_of_file
+from tfresidual.jobs.settings import Settings, check
 
 SIZES = {"train_size": 40, "validation": 12, "test_size": 20}
 
@@ -47,31 +45,6 @@ def test_all_batches_are_those_of_tensorflow_datasets(settings, data_file):
                 np.testing.assert_array_equal(array, expected)
 
 
-def test_settings_from_a_file(tmp_path, data_file):
-    found = with_data_of_file({"data_file": data_file, "seed": 1})
-    assert found == {"data": "digitclutter", "digits": 4, "data_file": data_file, "seed": 1} | SIZES
-    found = with_data_of_file({"data_file": data_file, "train_size": 3})
-    assert found["train_size"] == 3
-    path = cifar(tmp_path / "cifar.npz")
-    assert Settings(**with_data_of_file({"data_file": path})) == Settings(
-        data="cifar10", data_file=path, train_size=6, validation=5, test_size=4
-    )
-    assert with_data_of_file({"seed": 1}) == {"seed": 1}
-
-
-def test_a_file_of_the_usual_sizes_has_the_usual_settings(tmp_path):
-    """So that a run on it can be taken on with the images of tensorflow-datasets."""
-    path = tmp_path / "clutter.npz"
-    splits = {}
-    for split, count in (("train", 20_000), ("validation", 7), ("test", 2_000)):
-        labels = np.tile(np.arange(10) < 3, (count, 1)).astype(np.uint8)
-        splits[split] = np.zeros((count, 32, 32, 1), np.uint8), labels
-    write(path, "digitclutter", 3, splits)
-    assert Settings(**with_data_of_file({"data_file": path})) == Settings(
-        validation=7, data_file=path
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -94,29 +67,6 @@ def test_two_sources_of_images(settings, data_file):
 
 
 # The folder of a run
-
-
-def test_the_source_of_the_images_may_change(tmp_path, settings, data_file):
-    run_folder.claim(tmp_path, {"settings": settings})
-    moved = dataclasses.replace(settings, data_dir=None, data_file=data_file)
-    run_folder.refuse_other_settings(tmp_path, {"settings": moved})
-    run_folder.claim(tmp_path, {"settings": moved})
-    assert run_folder.settings_of(tmp_path) == moved
-    other = dataclasses.replace(moved, width=3)
-    with pytest.raises(ValueError, match=r"`width` was None\. Received: .*width=3$"):
-        run_folder.refuse_other_settings(tmp_path, {"settings": other})
-
-
-def test_the_folder_says_which_backend(tmp_path, settings):
-    run_folder.claim(tmp_path, {"settings": settings})
-    content = run_folder.read_settings(tmp_path)
-    assert content["machine"]["backend"] == "tensorflow"
-    run_folder.refuse_other_backend(tmp_path, 1, 4)
-    content["machine"]["backend"] = "jax"
-    (tmp_path / "settings.json").write_text(json.dumps(content))
-    run_folder.refuse_other_backend(tmp_path, 4, 4)
-    with pytest.raises(ValueError, match=r"began on jax, and 1 of 4.*--backend jax.*Received: fo"):
-        run_folder.refuse_other_backend(tmp_path, 1, 4)
 
 
 # What `tfresidual probe` takes
@@ -159,11 +109,3 @@ def test_a_probe_of_a_network_outside_of_a_run_needs_no_more_than_a_file(tmp_pat
     assert (found.data, found.data_file, found.test_size) == ("cifar10", path, 4)
     with pytest.raises(ValueError, match="Argument `data` must be given"):
         targets.settings_for(network, network, {})
-
-
-def test_a_run_on_the_files_of_tensorflow_datasets_probed_on_a_file(tmp_path, settings, data_file):
-    run_folder.claim(tmp_path, {"settings": settings})
-    path = tmp_path / "model.keras"
-    found = targets.settings_for(path, path, {"data_file": data_file})
-    assert found == dataclasses.replace(settings, data_dir=None, data_file=data_file)
-    assert len(datasets.load_file(data_file)[2].images) == found.test_size

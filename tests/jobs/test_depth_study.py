@@ -16,13 +16,13 @@ import processes
 import pytest
 from refusals import refused
 
-from tfresidual import probes, report, training, tuning
+from tfresidual import probes, training, tuning
 from tfresidual.jobs import depth_study
 from tfresidual.jobs.building import build, compile_for
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import Settings
 from tfresidual.jobs.training import train
-from tfresidual.machine.locks import FolderInUseError, locked
+from tfresidual.machine.locks import locked
 
 pytestmark = [pytest.mark.eager, pytest.mark.system]
 
@@ -127,18 +127,6 @@ def test_other_settings_are_refused(done, settings, change):
     assert trials_written(folder) == before
 
 
-def test_the_report_counts_trials_as_the_figure_does(done, settings):
-    folder, _ = done
-    trace = trace_of(folder)
-    _, trials = report.search_sections(trace, settings.epsilon)
-    assert trials.frame["trial"].tolist() == trace["trial"].tolist()
-    assert trace["trial"].min() == 0
-    page = (folder / "report.html").read_text()
-    assert page.count(f"On {settings.validation} validation images.") == 2
-    # What was searched is no setting, and what was left open has no value.
-    assert "<td>none</td>" not in page
-
-
 # One search at a time
 
 
@@ -163,58 +151,7 @@ def test_a_folder_that_is_being_searched_is_left_alone(
     assert changed <= {".lock"}
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly)])
-def test_a_run_holds_its_folder(settings, tmp_path, monkeypatch, elsewhere, workers):
-    """From before it writes the settings until the report is there; its processes may search."""
-    looks = []
-
-    def look(name):
-        def call(*args):
-            with pytest.raises(FolderInUseError), elsewhere(locked(tmp_path)):
-                pass
-            with elsewhere(locked(tmp_path / "search")):
-                looks.append(name)
-
-        return call
-
-    for owner, name in (
-        (depth_study, "claim"),
-        (depth_study, "_search"),
-        (tuning, "run_workers"),
-        (depth_study, "_conclude"),
-    ):
-        monkeypatch.setattr(owner, name, look(name))
-    depth_study.run(tmp_path, settings, SEARCH, workers=workers)
-    assert looks == ["claim", "run_workers" if workers > 1 else "_search", "_conclude"]
-    with locked(tmp_path):
-        pass
-
-
 # A part of a search, by the environment
-
-
-def be(monkeypatch, name, port="8000"):
-    monkeypatch.setenv("KERASTUNER_TUNER_ID", name)
-    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
-    monkeypatch.setenv("KERASTUNER_ORACLE_PORT", port)
-
-
-def test_a_chief_does_not_start_workers(settings, tmp_path, monkeypatch):
-    be(monkeypatch, "chief")
-    with refused("workers"):
-        depth_study.run(tmp_path / "new", settings, SEARCH, workers=2)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_worker_leaves_the_folder_to_its_chief(settings, tmp_path, monkeypatch, elsewhere):
-    be(monkeypatch, "worker0")
-    monkeypatch.setattr(depth_study, "_search", lambda *args: None)
-    with elsewhere(locked(tmp_path)):
-        assert depth_study.run(tmp_path, settings, SEARCH) is None
-        before = (tmp_path / "settings.json").read_text()
-        more = dataclasses.replace(SEARCH, max_trials=1)
-        assert depth_study.run(tmp_path, settings, more) is None
-        assert (tmp_path / "settings.json").read_text() == before
 
 
 # The experiment around it
@@ -257,23 +194,6 @@ def test_networks_that_confirm_a_depth(experiment, monkeypatch, capsys):
     }
     others, _ = confirmed(experiment, monkeypatch, (3, 4, 5), (1, 2, 2), "cifar10")
     assert not {*folders} & {*others}
-
-
-def test_stages_that_cannot_have_a_block_less(experiment, monkeypatch, capsys):
-    _, depths = confirmed(experiment, monkeypatch, (1, 4, 2), (1, 2, 2))
-    assert depths[-1] == {"confirm-mnist-1-3-2"}
-    assert depths[1] == {"confirm-mnist-2-5-3"}
-    assert "smallest depth: stage 1, 3; the others have one block less" in capsys.readouterr().out
-    _, depths = confirmed(experiment, monkeypatch, (1, 2, 2), (1, 2, 2))
-    assert {*depths} == {0, 1}
-    assert "stage 1, 2, 3; no stage has one block less" in capsys.readouterr().out
-
-
-def test_the_smallest_depths_of_an_experiment(experiment, done):
-    trace, trial = trace_of(done[0]), done[1].trial
-    assert experiment.smallest_depths(trace, SEARCH, trial) == (1, 2, 2)
-    deeper = dataclasses.replace(SEARCH, min_blocks=(2, 1, 3))
-    assert experiment.smallest_depths(trace, deeper, trial) == (2, 2, 3)
 
 
 def test_folders_of_other_runs_are_refused(done, settings, tmp_path):

@@ -3,11 +3,9 @@
 import json
 import shutil
 
-import keras
 import pandas as pd
 import pytest
 from reference.random_network import random_network
-from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes, sources
@@ -113,25 +111,6 @@ def test_everything_by_default_beside_the_network(run, tmp_path):
     pd.testing.assert_frame_equal(again["readout"], of_train)
 
 
-def test_images_are_whole_batches(run, test_images, tmp_path):
-    part = {"test": test_images["test"].take(1)}
-    expected = probes.readout(run[0] / "model.keras", part)
-    for images in (1, 32):
-        frames, _ = probing.probe(run[0], ["readout"], tmp_path, images=images)
-        pd.testing.assert_frame_equal(frames["readout"], expected)
-
-
-def test_a_file_on_its_own_needs_data(run, tmp_path):
-    path = tmp_path / "net.keras"
-    shutil.copy(run[0] / "model.keras", path)
-    with pytest.raises(ValueError, match=r"`data` must be given.*Received: .*data=None"):
-        probing.probe(path, ["readout"])
-    frames, paths = probing.probe(path, ["readout"], changes=data_changes(run))
-    assert paths[0] == tmp_path / "probes" / "net" / "readout.csv"
-    expected, _ = probing.probe(run[0], ["readout"], tmp_path / "other")
-    pd.testing.assert_frame_equal(frames["readout"], expected["readout"])
-
-
 def test_what_frames_were_measured_on_is_written_beside_them(run, tmp_path):
     changes = data_changes(run)
     one = random_network(**OF_CLUTTER)
@@ -187,38 +166,6 @@ def test_a_probe_that_fails_loses_nothing(run, tmp_path):
     assert names == {"probes.json", "readout.csv", "readout.png"}
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("names", {"names": ["readouts"]}),
-        ("names", {"names": "readouts"}),
-        *(("splits", {"splits": value}) for value in (("validation",), (), None)),
-        ("images", {"images": 0}),
-        *(("data", {"changes": {"data": value}}) for value in ("mnist", "nix", None)),
-        ("changes", {"changes": {"images": 3}}),
-        ("pixels", {"pixels": "bytes"}),
-        ("folder", {"folder": 3}),
-        *(("target", {"target": value}) for value in (None, 3, b"run", "a\0b")),
-    ],
-    ids=str,
-)
-def test_bad_arguments(run, tmp_path, name, change):
-    with refused(name):
-        probing.probe(**{"target": run[0], "folder": tmp_path} | change)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("classes", "activation"), [(10, "sigmoid"), (100, "softmax")], ids=["labels", "classes"]
-)
-def test_data_of_another_kind_is_refused_before_it_is_loaded(tmp_path, classes, activation):
-    shape = {"input_shape": (32, 32, 3), "classes": classes, "classifier_activation": activation}
-    random_network(**shape, blocks=1).save(tmp_path / "net.keras")
-    with pytest.raises(ValueError, match=rf"`data`.*{classes} classes.*Received: data='cifar10'"):
-        probing.probe(tmp_path / "net.keras", changes={"data": "cifar10"})
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 @pytest.mark.nightly
 def test_epsilon_and_seed_are_those_of_the_run(run, tmp_path):
     own, _ = probing.probe(run[0], ["block_metrics"], tmp_path)
@@ -231,18 +178,6 @@ def test_epsilon_and_seed_are_those_of_the_run(run, tmp_path):
     first, second = (frames["computational_distance"]["depth_asked_for"] for frames in depths)
     pd.testing.assert_series_equal(first, own["computational_distance"]["depth_asked_for"])
     assert (second.dropna() > first.dropna()).all()
-
-
-def test_images_as_a_network_from_elsewhere_takes_them(run, tmp_path):
-    net = keras.saving.load_model(run[0] / "model.keras")
-    inputs = keras.Input((32, 32, 1))
-    standardized = keras.layers.Rescaling(1 / (255 * 0.2845), -0.4492 / 0.2845)(inputs)
-    keras.Model(inputs, net(standardized)).save(tmp_path / "elsewhere.keras")
-    expected, _ = probing.probe(run[0], "readout", tmp_path / "own")
-    found, _ = probing.probe(
-        tmp_path / "elsewhere.keras", "readout", changes=data_changes(run), pixels="0-255"
-    )
-    pd.testing.assert_frame_equal(found["readout"], expected["readout"], rtol=1e-3)
 
 
 # SavedModels, and series of them
@@ -384,12 +319,3 @@ def test_a_series_that_ends_early_leaves_whole_frames_as_they_were(run, series, 
     saved = pd.read_csv(folder / "probes" / "readout.csv")
     assert len(saved) < len(frames["readout"])
     assert saved["epoch"].unique().tolist() == [-1, 1]
-
-
-def test_paths_of_networks(series, tmp_path):
-    assert probing.network_of(series[0] / "epoch0000") == series[0] / "epoch0000"
-    (tmp_path / "file.keras").write_text("mine")
-    assert probing.network_of(tmp_path / "file.keras") == tmp_path / "file.keras"
-    for target in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(FileNotFoundError, match=r"`target` must be.*Received: target="):
-            probing.network_of(target)

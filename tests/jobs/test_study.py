@@ -5,7 +5,6 @@ Not covered: CIFAR and MNIST, which need their data.
 
 import dataclasses
 import html
-import json
 import re
 
 import keras
@@ -131,38 +130,6 @@ def test_report(done, saved):
     assert "train_size" in text and "64" in text
 
 
-def captions_of(folder):
-    """What the captions of a report say of images, or nothing, by the title of their section."""
-    page = (folder / "report.html").read_text("utf-8")
-    # The section of a table has none.
-    section = r"<h[23][^>]*>([^<]+)</h[23]>(?:(?!<h[23]).)*?<figcaption>(.*?)</figcaption>"
-    found = re.findall(section, page, re.S)
-    assert len(found) == page.count("<figcaption>")
-    return {title: "".join(re.findall(r"On \d.* images\.$", text)) for title, text in found}
-
-
-def test_every_figure_says_on_how_many_images(done):
-    captions = captions_of(done)
-    # Of 64 and 40 images, and of the first 256 of them; validation images in whole batches of 32.
-    both = "On 64 training images and 40 test images."
-    assert captions.pop("Images") == "On 16 test images."
-    assert captions.pop("Training") == "On 64 training images and 40 validation images."
-    by_epoch = [title for title, caption in captions.items() if "validation" in caption]
-    assert len(by_epoch) >= 3
-    assert {captions.pop(title) for title in by_epoch} == {"On 40 validation images."}
-    assert set(captions.values()) <= {both, "On 40 test images."}
-    assert captions["Do blocks move down the loss gradient?"] == both
-    # The same numbers stand beside the frames, and in those that count images themselves.
-    known = json.loads((done / "frames" / "probes.json").read_text())
-    assert set(known) == {path.stem for path in (done / "frames").glob("*.csv")}
-    assert known["weight_deviations"]["images"] == {}
-    assert known["block_metrics"]["images"] == {"train": 64, "test": 40}
-    assert known["repetition_metrics_scaled"]["options"]["scale"] == 0.3
-    groups = pd.read_csv(done / "frames" / "borderline.csv").query("group == 'all'")
-    counts = groups.groupby("split")["images"].unique().map(list).to_dict()
-    assert counts == {split: [n] for split, n in known["borderline"]["images"].items()}
-
-
 @pytest.mark.parametrize(
     ("changes", "expected", "missing"),
     [
@@ -236,62 +203,6 @@ def test_other_settings_are_refused(done, settings, change):
     assert contents(done) == before
 
 
-NOT_USABLE = {
-    "data": ["imagenet", None],
-    "digits": [7, "3"],
-    "network": ["resnet50", "ResidualNetwork", ["resnet"]],
-    "depth": [7, 0, -4, "20"],
-    "width": [0, 2.5, "16"],
-    "layout": ["none"],
-    "shortcut": ["none"],
-    # Images of 32x32 can be halved five times.
-    "stages": [0, 1.5, "1", 7],
-    "transition": ["pooling", 2],
-    "gate_bias": [-6.0, float("nan")],
-    "shortcut_scale": [0.5],
-    "branch_scale": ["half"],
-    "gamma": [float("nan")],
-    "gain": [0],
-    "coupling": [2.0],
-    # Without a coupling.
-    "kernel": ["triangular"],
-    "coupling_from": [2],
-    "epochs": [0, 1.5],
-    "batch_size": [0, "64"],
-    "recipe": ["none", ""],
-    "learning_rate": [0, -0.1, float("nan"), "0.1"],
-    "weight_decay": [-0.1, 2],
-    "l2": ["0.1"],
-    "augment": ["no"],
-    "train_size": [0, -5],
-    "validation": [0, None],
-    "test_size": [0],
-    "epsilon": [0, -0.1, float("nan"), "0.1"],
-    "seed": [-1, 0.5, 2**32],
-}
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [(setting, value) for setting, values in NOT_USABLE.items() for value in values],
-)
-def test_a_setting_that_cannot_be_used_writes_nothing(tmp_path, settings, setting, value):
-    with pytest.raises(ValueError, match=r"Received: [^.]") as raised:
-        study.run(tmp_path / "new", dataclasses.replace(settings, **{setting: value}))
-    assert repr(value) in str(raised.value).split("Received: ")[1]
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("network", "name", "value"),
-    [("wide_resnet", "depth", 8), ("resnet110", "width", 8), ("resnet110", "stages", 1)],
-)
-def test_a_setting_that_the_network_does_not_have_is_refused(settings, network, name, value):
-    own = {"network": network, "depth": None, "width": None}
-    with refused(name):
-        build(dataclasses.replace(settings, **own | {name: value}))
-
-
 @pytest.mark.parametrize(
     "given", [{}, {"share_from": 0, "batch_norm": "unshared"}, {"recurrent": True}]
 )
@@ -334,21 +245,6 @@ def test_settings_of_shortcuts(settings, shortcut, given):
     assert [w.path for w in usual.weights] == [w.path for w in network.weights]
     again = type(network).from_config(network.get_config())
     assert again.get_config() == network.get_config()
-
-
-@pytest.mark.parametrize(
-    ("shortcut", "given"),
-    [
-        ("identity", {"gate_bias": -6.0}),
-        ("scaled", {"gate_bias": -6.0}),
-        ("exclusive_gate", {"shortcut_scale": 0.5}),
-        ("shortcut_only_gate", {"branch_scale": 1.0}),
-    ],
-)
-def test_a_setting_that_the_shortcut_does_not_have_is_refused(settings, shortcut, given):
-    with refused(*given) as caught:
-        check(dataclasses.replace(settings, shortcut=shortcut, **given))
-    assert f"shortcut={shortcut!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -396,12 +292,3 @@ def test_transition():
     ):
         with refused("transition"):
             build(dataclasses.replace(searched, **changes))
-
-
-def test_more_stages_than_halve_the_images():
-    with refused("stages") as caught:
-        build(Settings(data="mnist", network="hauser_resnet", stages=4))
-    caught.match("be 3 or less")
-    build(Settings(data="mnist", network="hauser_resnet", stages=3, depth=1))
-    with refused("depth"):
-        build(Settings(stages=2))

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers, ops
+from keras import layers
 from refusals import refused
 
 import tfresidual as tfr
@@ -154,60 +154,6 @@ def test_bounded_networks_and_routes_of_their_own_agree():
 def test_differences_by_hand(found, expected, share):
     found, expected = ({"outputs": np.array(values)} for values in (found, expected))
     np.testing.assert_allclose(agreement.difference(found, expected)[0], share)
-
-
-def test_logits_are_compared_where_there_are_some():
-    chain = tfr.chain(functional())
-    net = functional()
-    # Probabilities that rounding turns from 0 to 1.
-    net.layers[-1].kernel.assign(net.layers[-1].kernel * 1e9)
-    routed(tfr.chain(net))
-    outputs = chain(IMAGES)
-    moved = chain(IMAGES)
-    moved._keras_logits = outputs._keras_logits + 1.0
-    agreement.check_agreement(chain, tf.constant(IMAGES), {"outputs": ops.copy(outputs)})
-    with refused("chain"):
-        agreement.check_agreement(
-            chain, tf.constant(IMAGES), {"outputs": outputs, "logits": moved._keras_logits}
-        )
-
-
-@pytest.mark.system
-def test_sizes_that_are_not_known_and_indices_are_found_for_an_export(tmp_path):
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((None,))
-    state = layers.Embedding(2, 8)(inputs)
-    for _ in range(2):
-        state = state + layers.Conv1D(8, 3, padding="same")(state)
-    net = keras.Model(inputs, layers.Dense(3)(layers.GlobalMaxPooling1D()(state)))
-    chain = tfr.chain(net)
-    tfr.export(chain, tmp_path / "net")
-    assert chain.compared
-    with refused("chain"):
-        tfr.export(broken(chain), tmp_path / "other")
-
-
-class Positive(layers.Layer):
-    """Takes no numbers up to 4."""
-
-    def call(self, inputs):
-        with tf.control_dependencies([tf.debugging.assert_greater(inputs, 4.0)]):
-            return tf.identity(inputs)
-
-
-@pytest.mark.parametrize("probing", [pytest.param(True, marks=pytest.mark.nightly), False])
-def test_export_refuses_a_network_that_takes_no_images_to_compare(probing, tmp_path):
-    inputs = keras.Input((8, 8, 1))
-    model = keras.Model(inputs, functional()(Positive()(inputs)))
-    with refused("net"):
-        tfr.export(model, tmp_path / "net", probing=probing)
-    assert not any(tmp_path.iterdir())
-    chain = dataclasses.replace(tfr.chain(model), reference=None)
-    tfr.export(chain, tmp_path / "net", probing=probing)
-    loaded = tf.saved_model.load(tmp_path / "net")
-    expected = model.predict(IMAGES + 9, verbose=0)
-    outputs = loaded.signatures["serving_default"](images=tf.constant(IMAGES + 9))["outputs"]
-    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

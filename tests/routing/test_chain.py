@@ -3,26 +3,20 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from keras import ops
 from reference.numpy_network import NumpyNetwork, weights_of
-from reference.plane import chain_of
 from reference.random_network import (
     CONSTRAINED_CASES,
     case_id,
     of_every_kind,
     random_batch,
     random_network,
-    randomise,
     states_of,
 )
 from reference.route_values import TOLERANCE, every_route, expected_of
-from refusals import refused
 
 import tfresidual as tfr
-from tfresidual import networks
 from tfresidual.routing import Block, evaluate
-from tfresidual.routing.routes import follow, repeat_last_block, unperturbed
+from tfresidual.routing.routes import follow, unperturbed
 
 pytestmark = pytest.mark.eager
 
@@ -130,44 +124,6 @@ def test_blocks_by_hand():
     assert [block(2), block(2, scale=0.5), block(2, scale=0)] == [3, 20.5, 20]
 
 
-def test_says_what_it_is():
-    network = networks.resnet(20)
-    chain = tfr.chain(network)
-    assert [(b.stage, b.index, b.keeps_shape) for b in chain.blocks] == [
-        (stage, index, stage == 1 or index > 0) for stage in (1, 2, 3) for index in range(3)
-    ]
-    of_stage = [
-        "    block 0 (projection): changes the shape, read out after",
-        "    blocks 1 to 2 (identity): drop, move, read out after, repeat block 2",
-    ]
-    lines = [
-        "resnet20: 9 blocks in 3 stages",
-        "  stage 1: 3 blocks",
-        "    blocks 0 to 2 (identity): drop, move, read out after, repeat block 2",
-        *("  stage 2: 3 blocks", *of_stage, "  stage 3: 3 blocks", *of_stage),
-    ]
-    # The loss, too, unless it is that of `compile`.
-    assert str(chain).splitlines()[:-1] == lines
-    network.compile("sgd", "sparse_categorical_crossentropy")
-    chain = tfr.chain(network)
-    assert str(chain).splitlines() == lines
-    hauser = tfr.chain(networks.hauser_resnet(2))
-    assert all(block.keeps_shape for block in hauser.blocks)
-    assert "stage 2: 2 blocks, entered by a transition" in str(hauser)
-    assert tfr.chain(chain) is chain
-    with refused("source"):
-        tfr.chain(3)
-
-
-@pytest.mark.compiled
-def test_runs_at_inference_inside_a_training_step():
-    net = random_network(shortcut="dropout")
-    chain = tfr.chain(net)
-    images, _ = random_batch(net)
-    expected = np.array(net(images, training=False))
-    np.testing.assert_allclose(tf.function(chain)(tf.constant(images)), expected, atol=1e-5)
-
-
 # Anchors, shared weights and bounds
 
 
@@ -190,42 +146,6 @@ def test_every_route_equals_numpy_and_the_followed_chain(anchored):
     assert len(distinct) >= 0.7 * len({route.stages for route in routes})
 
 
-@pytest.mark.compiled
-def test_a_chain_knows_what_is_one_and_what_is_bounded():
-    net = random_network(blocks=4, widths=(4, 8), share_from=1, batch_norm="unshared_scale",
-                         lipschitz=0.9, anchor="input")  # fmt: skip
-    chain = tfr.chain(net)
-    assert [id(v) for v in chain.weights] == [id(v) for v in net.trainable_variables]
-    found = {id(v) for block in chain.blocks for v in block.weights.values()}
-    outside = [*net.get_layer("stem").weights, *net.get_layer("classifier").weights]
-    outside += net.get_layer("head_normalization").trainable_weights
-    assert found | {id(v) for v in outside} == {id(v) for v in chain.weights}
-    first, second = chain.stages[1].blocks[1].weights, chain.stages[1].blocks[3].weights
-    assert first.keys() == second.keys()
-    one = {role for role in first if first[role] is second[role]}
-    assert one == {f"convolution{i}/{name}" for i in (1, 2) for name in ("kernel", "bias")}
-    bounded = [block.lipschitz is not None for block in chain.blocks]
-    assert bounded == [block.keeps_shape for block in chain.blocks]
-    assert chain.stages[1].blocks[3].lipschitz() == net.get_layer("stage2_block3").lipschitz_bound()
-
-
-@pytest.mark.compiled
-def test_bounds_follow_the_weights():
-    # A chain made before its network has these weights, called directly and by the evaluator.
-    net = random_network(input_shape=(8, 4, 3), widths=(4,), lipschitz=0.9, anchor="input")
-    chain = tfr.chain(net)
-    routes = [unperturbed(chain), repeat_last_block(chain, 1, 2)]
-    images, labels = random_batch(net)
-    for seed in (7, 8):
-        randomise(net, seed)
-        called = np.asarray(chain(images))
-        values = evaluate(chain, (images, labels), routes, with_outputs=True)
-        expected = expected_of(net, routes, images, labels)["outputs"]
-        np.testing.assert_allclose(values.outputs, expected, **TOLERANCE)
-        for outputs in (called, chain(images)):
-            np.testing.assert_allclose(outputs, expected[0], **TOLERANCE)
-
-
 @pytest.mark.system
 @pytest.mark.compiled
 def test_a_file_is_a_chain(tmp_path):
@@ -240,18 +160,3 @@ def test_a_file_is_a_chain(tmp_path):
     )
     np.testing.assert_array_equal(values.outputs, expected.outputs)
     np.testing.assert_array_equal(values.distance, expected.distance)
-
-
-def test_anchors_in_the_plane():
-    # x + f(z) with f a quarter turn and a halving: from (4, 0) by (4, 2), (3, 2) to (3.2, 1.6).
-    def turn(h):
-        return ops.stack([-h[..., 1], h[..., 0]], axis=-1) / 2
-
-    block = Block(1, 0, True, lambda h, x: x + turn(h), takes_anchor=True)
-    chain = chain_of(block)
-    image = np.array([4, 0], "float32").reshape(1, 1, 1, 2)
-    routes = [repeat_last_block(chain, 1, times) for times in (1, 2, 60)]
-    routes += [unperturbed(chain), repeat_last_block(chain, 1, 1, 0.5)]
-    values = evaluate(chain, (image, np.zeros(1, int)), routes, with_outputs=True)
-    expected = [(3, 2), (3, 1.5), (3.2, 1.6), (4, 2), (3.5, 1)]
-    np.testing.assert_allclose(values.outputs[:, 0], expected, rtol=1e-5)

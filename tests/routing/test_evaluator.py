@@ -13,7 +13,6 @@ from keras import ops
 from reference.plane import plane_chain
 from reference.random_network import of_every_kind, random_batch, random_network
 from reference.route_values import TOLERANCE, every_route, expected_of
-from refusals import refused
 
 import tfresidual as tfr
 from tfresidual.routing import evaluate
@@ -225,15 +224,6 @@ def test_solved_by_hand():
     np.testing.assert_allclose(values.margin[:, 0], 2 * p - 1, rtol=1e-5)
 
 
-def test_agreement_is_with_the_network_not_with_the_labels():
-    chain = plane_chain(doubles, turns)
-    values = evaluate(chain, at((3, 1), (1, 3)), [drop(chain, (1, 0)), drop(chain, (1, 1))])
-    # (3, 1) goes to (-2, 6), class 1, and (1, 3) to (-6, 2), class 1; without the turn the first
-    # stays in class 0. All labels are 0.
-    np.testing.assert_array_equal(values.agreement, [[1, 1], [0, 1]])
-    np.testing.assert_array_equal(values.wrong, [[1, 1], [0, 1]])
-
-
 def grows(h):
     return h * 1e30
 
@@ -255,49 +245,7 @@ def test_outputs_that_are_not_finite_are_wrong_and_agree_with_nothing(outputs):
     np.testing.assert_array_equal(values.distance, [[[0]], [[np.inf]], [[np.inf]]])
 
 
-def test_a_network_that_overflows_agrees_not_even_with_itself():
-    chain = plane_chain(doubles, grows, grows)
-    routes = [unperturbed(chain), drop(chain, (1, 2)), drop(chain, (1, 0))]
-    values = evaluate(chain, at((1, 0), (np.nan, 0), (0, 0)), routes)
-    np.testing.assert_array_equal(values.wrong, [[1, 1, 0], [0, 1, 0], [1, 1, 0]])
-    np.testing.assert_array_equal(values.agreement, [[0, 0, 1], [0, 0, 1], [0, 0, 1]])
-
-
 # Which rows
-
-
-def test_rows_are_those_asked_for(of_three_stages):
-    chain, batch = of_three_stages
-    first, second = drop(chain, (1, 0)), repeat_last_block(chain, 3, 2)
-    whole, early = unperturbed(chain), readout(chain, 2, 1)
-    asked = [second, whole, first, second, early, first, whole]
-    rows = {
-        route: evaluate(chain, batch, [route], with_outputs=True)
-        for route in (first, second, whole)
-    }
-    values = evaluate(chain, batch, asked, with_outputs=True)
-    for name in SCORES:
-        expected = [getattr(rows[route if route != early else whole], name)[0] for route in asked]
-        np.testing.assert_array_equal(getattr(values, name), expected, err_msg=name)
-    # What is compared is not all alike.
-    assert len({row.tobytes() for row in values.outputs}) == 3
-
-
-def test_outputs_only_where_asked_for(case):
-    chain, routes, batch, with_outputs = case
-    without = evaluate(chain, batch, iter(routes))
-    assert without.outputs is without.predicted is None
-    # The classes that are named have the highest outputs.
-    named = np.argmax(with_outputs.outputs, axis=-1)
-    np.testing.assert_array_equal(np.argmax(with_outputs.predicted, axis=-1), named)
-    assert (with_outputs.predicted.sum(axis=-1) == 1).all()
-    for field in dataclasses.fields(without):
-        if field.name not in ("outputs", "predicted"):
-            values = [getattr(v, field.name) for v in (with_outputs, without)]
-            np.testing.assert_array_equal(*values)
-    values = evaluate(chain, [part[:4] for part in batch], [], with_outputs=True)
-    shapes = {name: getattr(values, name).shape for name in SCORES}
-    assert shapes == dict.fromkeys(SCORES, (0, 4)) | {"distance": (0, 4, 2), "outputs": (0, 4, 5)}
 
 
 # Memory
@@ -355,61 +303,6 @@ def test_any_limit_of_memory(case):
         check_equal(values, expected)
 
 
-def counting_chain(blocks):
-    """A chain in the plane that returns how many images it took at once."""
-
-    def count(state):
-        state = ops.reshape(state, (-1, 2))
-        return ops.zeros_like(state) + ops.cast(ops.shape(state)[0], "float32")
-
-    return dataclasses.replace(plane_chain(*[doubles] * blocks), head=count)
-
-
-def sizes_at(chain, routes, images, **kwargs):
-    data = at(*np.zeros((images, 2)))
-    return evaluate(chain, data, routes, with_outputs=True, **kwargs).outputs[0, :, 0].tolist()
-
-
-@pytest.mark.system
-def test_takes_as_many_images_at_once_as_memory_allows():
-    chain = counting_chain(10)
-    drops = [drop(chain, (1, block)) for block in range(10)]
-    lowest = lowest_limit(chain, drops, at((0, 0)), 2**-21)
-
-    def largest(routes, over):
-        sizes = sizes_at(chain, routes, 60, memory_limit=lowest + over / 2**20)
-        assert sizes == sorted(sizes, reverse=True)
-        return int(sizes[0])
-
-    # A state of an image is 8 bytes; the images and 11 states of the unperturbed route wait
-    # for the others. What is over the lowest limit is there for further images.
-    assert largest(drops, 0) == 1
-    for over in (1024, 4096):
-        # Nor is next to all of it kept free.
-        assert over / 8 / 12 / 4 <= largest(drops, over) <= 1 + over / 8 / 12
-    assert largest(drops, 1024) < largest(drops, 4096)
-    # Repetitions hold fewer states than drops, so that more images fit.
-    repetitions = [repeat_last_block(chain, 1, times) for times in range(1, 11)]
-    assert largest(repetitions, 1024) > largest(drops, 1024)
-    # More routes take no more memory.
-    many = drops + [shuffle(chain, 1, seed) for seed in range(50)]
-    assert largest(drops, 4096) >= largest(many, 4096) > largest(drops, 4096) / 2
-    one = counting_chain(1)
-    assert sizes_at(one, [unperturbed(one)], 300) == [256.0] * 256 + [44.0] * 44
-
-
-def test_limits_that_are_refused(case):
-    chain, routes, batch, expected = case
-    for limit in (0, -1, True, "1", None, float("nan"), 1j):
-        with refused("memory_limit"):
-            evaluate(chain, batch, routes, memory_limit=limit)
-    with refused("memory_limit") as caught:
-        evaluate(chain, batch, routes, memory_limit=0.001)
-    enough = float(caught.value.must.split(" ")[1])
-    values = evaluate(chain, batch, routes, memory_limit=enough, with_outputs=True)
-    check_equal(values, expected)
-
-
 # Compiled once
 
 
@@ -446,16 +339,3 @@ def test_each_block_is_traced_once():
     for _ in range(2):
         evaluate(chain, (images.astype("float64"), labels), more)
     assert sorted(traced) == [0, 0, 1, 1, 2, 2, 2]
-
-
-def test_images_of_any_size():
-    net = random_network(input_shape=(None, None, 3))
-    chain = tfr.chain(net)
-    rng = np.random.default_rng(0)
-    for size in (8, 12):
-        images = rng.normal(size=(3, size, size, 3)).astype("float32")
-        labels = rng.integers(0, 5, 3)
-        values = evaluate(chain, (images, labels), some_routes(chain))
-        expected = expected_of(net, some_routes(chain), images, labels)
-        np.testing.assert_allclose(values.distance, expected["distance"], **TOLERANCE)
-        np.testing.assert_allclose(values.cross_entropy, expected["cross_entropy"], **TOLERANCE)

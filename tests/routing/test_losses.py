@@ -16,7 +16,6 @@ from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.routing.agreement import check_run
 from tfresidual.routing.losses import CROSS_ENTROPY, loss_from, loss_of, softmax_cross_entropy
 from tfresidual.sources.outputs import kind_of
 
@@ -103,23 +102,6 @@ def test_the_loss_is_the_one_of_compile(name):
     expected = (loss.call if isinstance(loss, keras.losses.Loss) else loss)(ROWS, outputs)
     np.testing.assert_allclose(used(ROWS, outputs).numpy().mean(), np.mean(expected), rtol=1e-5)
     assert hasattr(used, "description") == is_described
-
-
-@pytest.mark.eager
-def test_a_delta_reaches_gradients_and_a_saved_model(tmp_path):
-    targets = 3 * RNG.normal(size=(6, 2)).astype("float32")
-    frames = []
-    for loss in (keras.losses.Huber(0.1), lambda a, b: keras.losses.huber(a, b, delta=0.1)):
-        model = network(loss, dense(outputs=2))
-        frames.append(probes.block_metrics(model, (IMAGES, targets)))
-    model.compile("sgd", keras.losses.Huber(0.1))
-    tfr.export(model, tmp_path / "net")
-    frames.append(probes.block_metrics(tmp_path / "net", (IMAGES, targets)))
-    for frame in frames[1:]:
-        pd.testing.assert_frame_equal(frame, frames[0], rtol=1e-4, atol=1e-6)
-    model.compile("sgd", keras.losses.Huber())
-    other = probes.block_metrics(model, (IMAGES, targets))
-    assert (other["gradient_norm"] > 2 * frames[0]["gradient_norm"]).all()
 
 
 # Gradients
@@ -312,23 +294,6 @@ def test_labels_of_a_loss_by_hand(loss, tmp_path):
     np.testing.assert_allclose(np.mean(values, axis=0), expected["gradient_norm"], rtol=1e-5)
 
 
-@pytest.mark.eager
-@pytest.mark.system
-def test_real_targets_of_a_loss_by_hand_stay_real(tmp_path):
-    def squares(labels, outputs):
-        return ops.square(ops.reshape(labels, (-1, 1)) - outputs)
-
-    model = network(squares, dense(None, 1))
-    tfr.export(model, tmp_path / "net")
-    data = IMAGES, RNG.normal(size=6)
-    frames = [probes.block_metrics(of, data) for of in (model, tmp_path / "net")]
-    pd.testing.assert_frame_equal(*frames, rtol=1e-5)
-    # |dL/dp| is 2 |p - y|, and the norm is proportional to it.
-    unit = first_norms(network(lambda labels, outputs: outputs, dense(None, 1)), data)
-    p = np.float64(model.predict(IMAGES, verbose=0)[:, 0])
-    np.testing.assert_allclose(first_norms(model, data), unit * 2 * np.abs(p - data[1]), rtol=1e-4)
-
-
 # Losses that are refused where they are used, and only there
 
 
@@ -386,72 +351,6 @@ def test_losses_that_are_none_of_an_image(loss, name):
             with refused(name):
                 probe(model, data)
     assert len(probes.line_element(model, (IMAGES, labels))) == 2
-
-
-@pytest.mark.eager
-def test_a_saved_model_without_a_loss_of_images(tmp_path):
-    for loss, head in (
-        (of_the_batch, dense("softmax")),
-        (None, lambda state: ops.stop_gradient(dense("softmax")(state))),
-    ):
-        model = network(loss, head)
-        tfr.export(model, tmp_path / "net", overwrite=True)
-        signatures = tf.saved_model.load(str(tmp_path / "net")).signatures
-        assert "block_metrics" not in signatures
-        outputs = signatures["route"](images=IMAGES, applications=[1, 1])["outputs"]
-        np.testing.assert_allclose(outputs, model.predict(IMAGES, verbose=0), rtol=1e-5)
-
-
-def doubled_by_numpy(values):
-    return tf.ensure_shape(tf.numpy_function(lambda x: 2 * x, [values], "float32"), (None, 5))
-
-
-@pytest.mark.eager
-@pytest.mark.parametrize(
-    "head",
-    [
-        lambda state: ops.stop_gradient(dense("softmax")(state)),
-        lambda state: dense("softmax")(
-            layers.Lambda(doubled_by_numpy, output_shape=(5,), name="numpy")(state)
-        ),
-    ],
-    ids=["stopped", "outside of TensorFlow"],
-)
-def test_a_head_without_a_gradient(head, tmp_path):
-    model = network(None, head)
-    for probe in (probes.block_metrics, probes.signal_propagation, probes.repeat_last_block):
-        with refused("chain"):
-            probe(model, (IMAGES, INDICES))
-    assert len(probes.drop_blocks(model, (IMAGES, INDICES))) == 2
-
-
-@pytest.mark.eager
-def test_descriptions_and_models_that_are_refused():
-    with refused("description"):
-        loss_from({"loss": "layers", "config": None})
-    model = network(None, dense())
-    model.compile("sgd", {"a": "mse", "b": "mse"})
-    with refused("model"):
-        loss_of(model)
-
-
-@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4, np.nan, np.inf])
-@pytest.mark.parametrize(
-    ("loss", "labels"),
-    [
-        ("poisson", np.exp(ROWS)),
-        ("log_cosh", ROWS),
-        (DENSE(from_logits=True), ROWS),
-        (keras.losses.MeanSquaredError(dtype="float16"), ROWS),
-        (SPARSE(from_logits=True, ignore_class=1), INDICES),
-    ],
-    ids=["poisson", "log cosh", "cross-entropy", "half", "ignored"],
-)
-def test_rounding_is_no_dependence(loss, labels, scale):
-    model = network(loss, dense())
-    kernel, _ = model.layers[-1].weights
-    kernel.assign(kernel * scale)
-    check_run(tfr.chain(model), tf.constant(IMAGES), tf.constant(labels))
 
 
 # Losses per position
@@ -517,15 +416,3 @@ def test_positions_left_out_have_no_gradient(labels):
     none[1, 0] = labels[1, 0]
     expected = -np.log(np.exp(LOGITS[1, 0, 2]) / np.exp(LOGITS[1, 0]).sum())
     np.testing.assert_allclose(loss(none, LOGITS), [0, expected], rtol=1e-5)
-
-
-@pytest.mark.eager
-def test_a_loss_of_whole_images_decides_itself():
-    def loss(labels, outputs):
-        shown = ops.cast(labels >= 0, "float32")
-        return ops.sum(shown * ops.max(outputs, axis=-1), axis=1)
-
-    labels = np.array([[1, -1, 0], [-1, -1, 2]])
-    expected = (LOGITS.max(axis=-1) * (labels >= 0)).sum(axis=1)
-    found = loss_of(network(loss, dense(outputs=4)))(labels, LOGITS)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 from reference import heads
-from reference.random_network import random_network, sample
+from reference.random_network import sample
 from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.routing import Block, Chain, Stage, evaluate
+from tfresidual.routing import evaluate
 from tfresidual.routing.routes import drop, unperturbed
 
 pytestmark = pytest.mark.eager
@@ -162,15 +162,6 @@ def test_the_activation_tells_and_then_the_loss(expected, head, losses):
         assert tfr.chain(network(head, loss)).outputs == expected
 
 
-def test_a_mean_of_probabilities_is_one():
-    model = network(
-        lambda state: layers.GlobalAveragePooling2D()(layers.Softmax()(state)), pool=False
-    )
-    assert tfr.chain(model).outputs == "probabilities"
-    for activation, expected in (("sigmoid", "label_probabilities"), (None, "logits")):
-        assert tfr.chain(random_network(classifier_activation=activation)).outputs == expected
-
-
 def test_a_declared_kind_replaces_a_guess():
     net = network(normalized)
     guessed = tfr.chain(net)
@@ -232,65 +223,6 @@ def test_routes_are_not_scored_on_outputs_of_other_shapes(name):
             evaluate(said, (IMAGES, BINARY), [unperturbed(chain)])
         assert words in str(caught.value)
     assert probes.perturbation(chain, (IMAGES, INDICES))["perturbation"].gt(0).all()
-
-
-@pytest.mark.compiled
-def test_one_index_for_many_positions():
-    net = network(lambda state: layers.Dense(CLASSES, "softmax")(state), SPARSE, pool=False)
-    with refused("data"):
-        probes.block_metrics(net, (IMAGES, INDICES))
-    assert len(probes.block_metrics(net, (IMAGES, np.ones((6, 4, 4), int)))) == 1
-
-
-@pytest.mark.system
-def test_a_loss_with_a_table_and_outputs_that_are_maps(tmp_path):
-    table = tf.lookup.StaticHashTable(
-        tf.lookup.KeyValueTensorInitializer(tf.constant([0]), tf.constant([2.0])), 0.0
-    )
-    net = network(lambda state: state, pool=False)
-    net.compile(
-        "sgd", lambda a, b: table.lookup(tf.constant(0)) * ops.mean((a - b) ** 2, (1, 2, 3))
-    )
-    tfr.export(net, tmp_path / "net")
-    labels = np.zeros((len(IMAGES), 4, 4, 3), "float32")
-    frames = [probes.block_metrics(of, (IMAGES, labels)) for of in (net, tmp_path / "net")]
-    pd.testing.assert_frame_equal(*frames, rtol=1e-5)
-
-
-def test_outputs_with_small_axes_and_a_loss_by_hand(tmp_path):
-    inputs = keras.Input((2, 3, 1))
-    state = layers.Conv2D(4, 3, padding="same")(inputs)
-    state = state + layers.Conv2D(4, 3, padding="same")(state)
-    net = keras.Model(inputs, state)
-    net.compile("sgd", lambda a, b: ops.mean((a - b) ** 2, (1, 2, 3)))
-    tfr.export(net, tmp_path / "net")
-    assert len(tfr.chain(tmp_path / "net").blocks) == 1
-
-
-def test_states_of_several_dtypes():
-    """The head reads those of the last stage as one batch."""
-    chain = Chain(
-        name="widening",
-        stem=lambda images: ops.cast(images, "float16"),
-        stages=(
-            Stage(
-                1,
-                (
-                    Block(1, 0, True, lambda state: ops.cast(state, "float32") * 1.5),
-                    Block(1, 1, True, lambda state: state * 2),
-                ),
-            ),
-        ),
-        head=lambda state: ops.cast(ops.mean(state, axis=(1, 2)), "float32"),
-        loss=lambda labels, outputs: ops.sum(ops.square(outputs), axis=-1),
-        input_shape=(4, 4, 1),
-    )
-    frame = probes.block_metrics(chain, (IMAGES, INDICES))
-    mean = np.float64(IMAGES).mean(axis=(1, 2, 3))
-    # dL/dh is 2 * 3 * 3 * mean / 16 for each of 16 pixels.
-    expected = np.mean(18 * np.abs(mean) / 16 * 4)
-    np.testing.assert_allclose(frame["gradient_norm"][0], expected, rtol=2e-3)
-    assert frame["readout_cosine_loss"].notna().all()
 
 
 # Two classes with one output, and labels that a loss takes
@@ -368,22 +300,3 @@ def test_chance_of_two_classes(is_column):
         model, data, times=2, chance="largest class", at_chance="nan"
     )[1]
     np.testing.assert_allclose(largest["chance"], min(labels.mean(), 1 - labels.mean()))
-
-
-@pytest.mark.parametrize("labels", [2 * BINARY, 2 * BINARY - 1, BINARY * np.nan], ids=str)
-def test_labels_of_two_classes_out_of_range(labels):
-    chain = tfr.chain(network(dense("sigmoid", 1), "binary_crossentropy"))
-    for probe in (probes.drop_blocks, probes.block_metrics, probes.signal_propagation):
-        with refused("data") as caught:
-            probe(chain, (IMAGES, labels))
-        assert caught.value.must == "hold labels from 0 to 1"
-
-
-def test_labels_that_a_loss_takes():
-    rows = np.eye(CLASSES, dtype="float32")[INDICES]
-    hinge = network(dense(), "hinge")
-    expected = probes.drop_blocks(hinge, (IMAGES, rows))
-    pd.testing.assert_frame_equal(probes.drop_blocks(hinge, (IMAGES, 2 * rows - 1)), expected)
-    ignoring = network(softmax, keras.losses.SparseCategoricalCrossentropy(ignore_class=-1))
-    labels = np.where(INDICES == 4, -1, INDICES)
-    assert np.isfinite(probes.block_metrics(ignoring, (IMAGES, labels))["l2_ratio"]).all()

@@ -3,8 +3,6 @@
 Nothing is computed here: what the values are is in test_evaluator.py.
 """
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -232,53 +230,6 @@ def test_routes_of_one_path_are_run_once():
     chain = plane_chain(3, 2)
     once, twice = [drop(chain, (1, 1))], [unperturbed(chain), readout(chain, 1, 2)]
     assert len(plan_of(chain, [*once, *twice, *once]).steps) == len(plan_of(chain, once).steps)
-
-
-def test_no_routes_at_all():
-    plan, made = check_plan(CHAIN, [])
-    # The ends of the stages are compared to nothing.
-    assert (made, most_states(CHAIN, [])) == (1 + 9 + 2, 2)
-    assert plan_of(CHAIN, iter([])).routes == plan.routes
-
-
-def most_states(chain, routes):
-    plan = plan_of(chain, routes)
-    sizes = dict.fromkeys(range(-1, len(plan.steps)), 1)
-    return plan.most_held(sizes, [0] * len(plan.steps))
-
-
-@pytest.mark.parametrize("lengths", [(12,), (4, 5, 6)], ids=str)
-def test_few_states_are_held_however_many_the_routes_are(lengths):
-    chain = plane_chain(*lengths)
-    own = len(way_of(chain, unperturbed(chain))[0])
-    drops = [drop(chain, (block.stage, block.index)) for block in chain.blocks]
-    # Beside its own states the unperturbed route leaves behind, one that is taken and one made.
-    assert most_states(chain, drops) <= own + 2
-    rng = np.random.default_rng(0)
-    for count in (10, 1000):
-        stages = rng.integers(1, len(lengths) + 1, count)
-        routes = [shuffle(chain, int(stage), seed) for seed, stage in enumerate(stages)]
-        for _ in range(count):
-            places = rng.choice(len(chain.blocks), int(rng.integers(2, 8)), replace=False)
-            blocks = [chain.blocks[place] for place in places]
-            routes.append(drop(chain, *((block.stage, block.index) for block in blocks)))
-        # A state waits only for what fewer than half of the routes that pass it do: with every
-        # one that waits, at most half of the routes are left.
-        assert most_states(chain, drops + routes) <= own + 2 + math.log2(len(drops + routes))
-
-
-def test_deep_networks():
-    chain = plane_chain(100, 100, 100)
-    routes = [drop(chain, (block.stage, block.index)) for block in chain.blocks]
-    routes += [repeat_last_block(chain, 3, 1000), repeat_last_block(chain, 1, 500, 0.5)]
-    plan = plan_of(chain, routes)
-    assert plan.plain_applications == 300 * 299 + 300 + 1300 + 800
-    own = len(way_of(chain, unperturbed(chain))[0])
-    assert most_states(chain, routes) <= own + 12
-    one = plane_chain(50)
-    assert most_states(one, [readout(one, 1, block) for block in range(50)]) <= 51 + 2
-    # The reference, one state taken, one made.
-    assert most_states(one, [repeat_last_block(one, 1, times) for times in range(1, 17)]) == 3
 
 
 CHANGES = tfr.chain(random_network(blocks=3, widths=(2, 4)))

@@ -14,7 +14,7 @@ from tfresidual import probes, routes
 from tfresidual.routing import evaluate
 from tfresidual.routing.data import batches_of
 from tfresidual.routing.losses import loss_from
-from tfresidual.routing.positions import counted, labels_within
+from tfresidual.routing.positions import counted
 
 pytestmark = pytest.mark.eager
 
@@ -84,24 +84,6 @@ def test_the_class_that_the_loss_ignores(decoder):
     np.testing.assert_array_equal(found, np.where(LABELS == 3, -1, LABELS))
     outputs = tf.constant(np.random.default_rng(0).normal(size=(4, 5, 4)), tf.float32)
     np.testing.assert_allclose(loss(LABELS, outputs), decoder.loss(found, outputs), rtol=1e-5)
-
-
-def test_labels_of_images_stay_as_they_are():
-    encoder = sequences.sequence_chain("encoder", WEIGHTS)
-    rows = -np.ones((4, 4), "uint8")
-    (found,) = prepared(encoder, TOKENS, rows, np.ones((4, 1)))
-    assert found.dtype == np.uint8
-    np.testing.assert_array_equal(found, rows)
-
-
-@pytest.mark.compiled
-def test_inside_a_graph(decoder):
-    @tf.function
-    def marked(tokens, labels):
-        return labels_within(decoder.with_context(tokens), labels, 4)
-
-    labels = tf.constant(np.where(LABELS < 0, 2, LABELS))
-    np.testing.assert_array_equal(marked(tf.constant(TOKENS), labels), LABELS)
 
 
 WRONG = {
@@ -179,23 +161,6 @@ def test_routes_equal_numpy(kind):
         np.testing.assert_allclose(means[name], by_route[name].mean(), **TOLERANCE, err_msg=name)
 
 
-@pytest.mark.compiled
-def test_few_images_at_once(decoder, monkeypatch):
-    monkeypatch.setattr("tfresidual.routing.evaluator.MOST_IMAGES", 3)
-    few = evaluate(decoder, (TOKENS, LABELS), all_routes(decoder), with_outputs=True)
-    monkeypatch.setattr("tfresidual.routing.evaluator.MOST_IMAGES", 256)
-    many = evaluate(decoder, (TOKENS, LABELS), all_routes(decoder), with_outputs=True)
-    for field in dataclasses.fields(few):
-        pair = [getattr(values, field.name) for values in (few, many)]
-        if field.name not in ("losses", "kind"):
-            np.testing.assert_allclose(*pair, rtol=1e-5, atol=1e-6, err_msg=field.name)
-    np.testing.assert_array_equal(few.label_sets, np.eye(4)[LABELS[LABELS >= 0]] == 1)
-    assert few.outputs.shape == few.predicted.shape == (5, 10, 4)
-    np.testing.assert_array_equal(few.labels, LABELS[LABELS >= 0])
-    np.testing.assert_array_equal(few.image, np.nonzero(LABELS >= 0)[0])
-    np.testing.assert_array_equal(few.position, np.nonzero(LABELS >= 0)[1])
-
-
 def test_losses_stay_those_of_images(decoder):
     values = evaluate(decoder, (TOKENS, LABELS), [routes.unperturbed(decoder)], with_losses=True)
     expected = [
@@ -217,11 +182,3 @@ def test_a_state_with_other_positions_has_one_distance(decoder):
     squares = of_positions["stage1_distance"].pow(2).groupby("image").sum()
     expected = np.sqrt(squares[frame["image"]])
     np.testing.assert_allclose(frame["stage1_distance"], expected, **TOLERANCE)
-
-
-def test_groups_are_of_positions(decoder):
-    frame = probes.borderline(decoder, (TOKENS, LABELS), times=1)
-    assert set(frame.loc[frame["group"] == "all", "images"]) == {10}
-    frame = probes.borderline(decoder, (TOKENS, LABELS), times=0, per_image=True)
-    last = frame[frame["block"] == 2].reset_index(drop=True)
-    np.testing.assert_array_equal(LABELS[last["image"], last["position"]], last["label"])

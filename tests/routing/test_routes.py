@@ -93,24 +93,6 @@ def test_shuffled_routes_print_their_seed(chain):
     assert shuffle(chain, 2, seed=7, swaps=2).name == "stage 2 shuffled by 2 swaps (seed 7)"
 
 
-def test_is_a_value(chain):
-    assert drop(chain, (1, 2)) == drop(chain, (1, 2))
-    assert len({drop(chain, (1, 2)), drop(chain, (1, 2)), drop(chain, (1, 3))}) == 2
-    assert drop(chain, (1, 2), (2, 1)).stages == drop(chain, [2, 1], [1, 2]).stages
-    assert repeat_last_block(chain, 3, 16).applications == 28
-
-
-def test_numbers_of_numpy(chain):
-    one, two = np.int64(1), np.int32(2)
-    assert drop(chain, (one, two)) == drop(chain, (1, 2))
-    assert readout(chain, one, two) == readout(chain, 1, 2)
-    assert swap(chain, one, one, two) == swap(chain, 1, 1, 2)
-    assert shuffle(chain, one, two, one) == shuffle(chain, 1, 2, 1)
-    for kind in (np.float64, np.float16):
-        repeated = repeat_last_block(chain, one, two, kind(0.5))
-        assert repeated == repeat_last_block(chain, 1, 2, 0.5)
-
-
 def test_readout_after_the_last_block_is_the_network(chain, projecting):
     for stage in (1, 2, 3):
         assert readout(chain, stage, 3).stages == unperturbed(chain).stages
@@ -129,27 +111,6 @@ def test_repetitions_by_hand(chain):
     )
 
 
-def test_swaps_every_pair(chain):
-    for first, second in itertools.permutations(range(4), 2):
-        order = list("0123")
-        order[first], order[second] = order[second], order[first]
-        assert blocks_of(swap(chain, 3, first, second)) == ["0 1 2 3", "0 1 2 3", " ".join(order)]
-
-
-def test_shuffles_are_permutations_of_one_stage(chain):
-    for seed, swaps in itertools.product(range(20), (None, 1, 3)):
-        first, second, third = blocks_of(shuffle(chain, 2, seed, swaps))
-        assert sorted(second.split()) == list("0123")
-        assert first == third == "0 1 2 3"
-
-
-def test_the_seed_is_the_order(chain):
-    for swaps in (None, 2):
-        assert shuffle(chain, 1, 5, swaps) == shuffle(chain, 1, 5, swaps)
-        orders = {shuffle(chain, 1, seed, swaps).stages for seed in range(30)}
-        assert len(orders) > 5
-
-
 def test_every_order_has_an_equal_chance(projecting):
     # Blocks 1, 2 and 3 of stage 2 move: 6 orders, 100 times each on average. 4 standard
     # deviations are 4 sqrt(600 * 1/6 * 5/6) = 37.
@@ -157,21 +118,6 @@ def test_every_order_has_an_equal_chance(projecting):
     expected = {" ".join("0" + "".join(order)) for order in itertools.permutations("123")}
     assert set(orders) == expected
     assert all(abs(orders.count(order) - 100) < 37 for order in expected)
-
-
-def is_even(order):
-    pairs = itertools.combinations(order, 2)
-    return sum(first > second for first, second in pairs) % 2 == 0
-
-
-@pytest.mark.parametrize("swaps", [1, 2, 3, 8])
-def test_as_many_swaps_as_asked_for(chain, swaps):
-    for seed in range(20):
-        order = [a.block for a in shuffle(chain, 3, seed, swaps).stages[2]]
-        assert is_even(order) == (swaps % 2 == 0)
-        moved = sum(block != place for place, block in enumerate(order))
-        assert moved <= 2 * swaps
-        assert moved == 2 or swaps > 1
 
 
 def test_blocks_that_change_the_shape_keep_their_places():
@@ -273,27 +219,6 @@ def test_follows_a_route(layout):
         np.testing.assert_allclose(followed(batch[0]), expected[0][index], rtol=1e-5, atol=1e-7)
 
 
-def test_a_followed_chain_is_counted_anew(chain):
-    route = repeat_last_block(chain, 2, 2, 0.5)
-    followed = follow(chain, route)
-    assert [(b.stage, b.index) for b in followed.blocks] == [
-        (stage, block) for stage, length in ((1, 4), (2, 6), (3, 4)) for block in range(length)
-    ]
-    assert followed.name == route.name
-    assert str(followed).splitlines()[0] == f"{route.name}: 14 blocks in 3 stages"
-    assert (followed.input_shape, followed.outputs) == (chain.input_shape, chain.outputs)
-    assert [stage.transition for stage in followed.stages] == [s.transition for s in chain.stages]
-    assert followed.compiled is not chain.compiled
-    assert str(drop(followed, (2, 5))) == "without stage 2 block 5: 0 1 2 3 | 0 1 2 3 4 | 0 1 2 3"
-
-
-def test_a_followed_chain_knows_what_changes_the_shape(projecting):
-    followed = follow(projecting, drop(projecting, (2, 1)))
-    assert [b.index for b in followed.stages[1].blocks if not b.keeps_shape] == [0]
-    with refused("blocks"):
-        drop(followed, (2, 0))
-
-
 def test_routes_through_a_followed_chain():
     net = random_network(blocks=(1, 3), transition="average_pooling")
     chain, batch = tfr.chain(net), random_batch(net)
@@ -317,16 +242,3 @@ def test_scaling_a_scaled_branch_multiplies_the_scales(layout):
     half = follow(chain, repeat_last_block(chain, 1, 1, 0.5)).stages[0].blocks[2]
     quarter = chain.stages[0].blocks[1](state, scale=0.25)
     np.testing.assert_allclose(half(state, scale=0.5), quarter, rtol=1e-5, atol=1e-6)
-
-
-def test_a_stage_without_blocks_has_no_last_block(chain):
-    followed = follow(chain, drop(chain, *((2, block) for block in range(4))))
-    assert len(followed.stages[1].blocks) == 0
-    with refused("stage"):
-        repeat_last_block(followed, 2, 1)
-
-
-def test_a_chain_follows_its_own_routes_only(chain, projecting):
-    small = tfr.chain(random_network(blocks=1, widths=(2, 2, 2), transition="convolution"))
-    with refused("route"):
-        follow(small, unperturbed(chain))

@@ -24,13 +24,13 @@ import pandas as pd
 import processes
 import pytest
 import tensorflow as tf
-from reference.small_networks import BFLOAT16, functional_network, small_images, small_network
+from reference.small_networks import small_images, small_network
 from refusals import refused
 from saved_model.cases import WITH_CONTEXT, params
 
 import tfresidual as tfr
 from tfresidual import probes, training
-from tfresidual.routing import Block, Chain, Stage, routes
+from tfresidual.routing import routes
 from tfresidual.sources.exporting import export
 from tfresidual.sources.saved_model.format import LAYOUT_FILE
 
@@ -184,15 +184,6 @@ def exported_and_opened(chain, path):
     return tfr.chain(path)
 
 
-@pytest.mark.system
-def test_a_layer_by_hand_in_mixed_precision(tmp_path):
-    net = functional_network(BFLOAT16)
-    export(net, tmp_path / "net")
-    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
-    expected = net.predict(images, verbose=0)
-    np.testing.assert_allclose(tfr.chain(tmp_path / "net")(images), expected, rtol=0.02)
-
-
 # Small chains, one block each
 
 
@@ -273,19 +264,6 @@ def test_losses_are_those_of_the_network(tmp_path, name):
         assert_losses_agree(tfr.chain(tmp_path / "net"), tfr.chain(net), labels)
 
 
-@pytest.mark.parametrize(
-    ("loss", "labels"), [(None, (INDICES, ROWS)), (sparse_by_hand, (INDICES,))], ids=["", "traced"]
-)
-def test_a_sure_softmax_keeps_its_gradient(tmp_path, loss, labels):
-    """The head carries the logits: probabilities of 1 would pass none."""
-    net = small_network(loss=loss, scale=1000.0)
-    export(net, tmp_path / "net")
-    live, loaded = tfr.chain(net), tfr.chain(tmp_path / "net")
-    assert np.max(net.predict(small_images(), verbose=0), axis=-1).min() == 1
-    for given in labels:
-        assert_losses_agree(loaded, live, given)
-
-
 # Chains that are exported again
 
 
@@ -317,31 +295,6 @@ def test_a_route_is_exported_as_a_chain(case, tmp_path, source, name):
     assert [len(one.blocks) for one in opened.stages] == [len(one.blocks) for one in start.stages]
     frames = [probes.readout(chain, case.data) for chain in (opened, start)]
     pd.testing.assert_frame_equal(*frames, rtol=1e-5)
-
-
-def test_a_chain_by_hand(tmp_path):
-    """Without a branch, weights or a known loss, and with an anchor."""
-    blocks = (
-        Block(1, 0, True, lambda state, anchor: anchor + tf.tanh(state), takes_anchor=True),
-        Block(1, 1, True, lambda state: 2 * state),
-    )
-    chain = Chain(
-        name="by hand",
-        stem=lambda images: tf.cast(images, tf.float32),
-        stages=(Stage(1, blocks),),
-        head=lambda state: tf.reduce_mean(state, [1, 2]),
-        loss=lambda labels, outputs: tf.reduce_sum(tf.square(outputs - labels), -1),
-        input_shape=(None, None, 3),
-        outputs="values",
-        notes=("a note",),
-    )
-    opened = exported_and_opened(chain, tmp_path / "net")
-    assert str(opened) == str(chain)
-    data = np.random.default_rng(0).normal(size=(4, 5, 6, 3)).astype("float32"), ROWS
-    np.testing.assert_array_equal(opened(data[0]), chain(data[0]))
-    frames = [probes.block_metrics(of, data) for of in (opened, chain)]
-    pd.testing.assert_frame_equal(*frames, check_exact=True)
-    assert opened.weights == ()
 
 
 # Memory
@@ -392,18 +345,6 @@ def change_layout(folder, **changes):
     (folder / LAYOUT_FILE).write_text(json.dumps(layout | changes))
 
 
-def test_folders_of_others(damaged, tmp_path):
-    assert tfr.chain(str(damaged)).name == "small"
-    (tmp_path / "file").write_text("mine")
-    small_network().export(tmp_path / "keras", verbose=False)
-    export(small_network(), tmp_path / "to_serve", probing=False)
-    for name in ("", "file", "keras", "to_serve"):
-        with refused("source"):
-            tfr.chain(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match="source"):
-        tfr.chain(tmp_path / "nothing")
-
-
 DAMAGES = {
     "an empty graph": lambda net: (net / "saved_model.pb").write_bytes(b""),
     "no graph": lambda net: (net / "saved_model.pb").unlink(),
@@ -421,15 +362,6 @@ def test_damaged_folders(damaged, name):
     DAMAGES[name](damaged)
     with refused("source"):
         tfr.chain(damaged)
-
-
-def test_a_layout_without_a_loss_needs_the_functions(damaged):
-    """That of a network whose loss is traced, of which the functions are gone."""
-    change_layout(damaged, loss=None)
-    chain = tfr.chain(damaged)
-    with refused("chain"):
-        probes.block_metrics(chain, (small_images(), INDICES))
-    assert len(probes.perturbation(chain, (small_images(), INDICES))) == 1
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ What their signatures and chains compute is in `test_writer.py` and `test_reader
 """
 
 import dataclasses
-import functools
 import json
 
 import keras
@@ -51,20 +50,6 @@ def test_a_loss_per_position_is_written(tmp_path):
     losses = [opened.loss(given, outputs) for given in (labels, labels[..., None])]
     np.testing.assert_array_equal(*losses)
     np.testing.assert_allclose(losses[0], chain.loss(labels, outputs), rtol=1e-5)
-
-
-def test_a_class_of_images_that_a_loss_ignores_is_kept(tmp_path):
-    images = keras.Input((4,))
-    state = keras.layers.Add()([images, keras.layers.Dense(4, "tanh")(images)])
-    model = keras.Model(images, keras.layers.Dense(3)(state))
-    model.compile("sgd", OwnLoss())
-    data = np.random.default_rng(0).normal(size=(6, 4)), np.array([0, 1, 2, 2, 1, 0])
-    tfr.export(model, tmp_path / "net")
-    rest = [part[data[1] != OwnLoss.ignore_class] for part in data]
-    for probe in (probes.readout, probes.lens):
-        expected = probe(model, rest)
-        for source in (model, tmp_path / "net"):
-            pd.testing.assert_frame_equal(probe(source, data), expected, rtol=1e-5)
 
 
 def tensors(images):
@@ -143,30 +128,6 @@ def small_chain(input_shape, input_dtype, **settings):
     )
 
 
-@pytest.mark.nightly
-def test_sizes_that_only_the_network_knows(tmp_path):
-    """Of what is carried, and of branches: a dense layer of sequences says none of its length."""
-    inputs = keras.Input((None,), dtype="int32")
-    carried = keras.layers.Dense(6, activation="tanh")(keras.layers.Embedding(9, 6)(inputs))
-    state = keras.layers.Embedding(9, 6)(inputs)
-    attention = [keras.layers.MultiHeadAttention(2, 3) for _ in range(2)]
-    for layer in attention:
-        state = keras.layers.Add()([state, layer(state, carried)])
-        state = keras.layers.Add()([state, keras.layers.Dense(6)(state)])
-    model = keras.Model(inputs, keras.layers.Dense(5, activation="softmax")(state))
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    rng = np.random.default_rng(0)
-    data = rng.integers(0, 9, (6, 4)), rng.integers(0, 5, (6, 4))
-    live = tfr.chain(model)
-    tfr.export(live, tmp_path / "net")
-    saved = tfr.chain(tmp_path / "net")
-    for measure in (
-        probes.readout,
-        functools.partial(probes.drop_blocks, fill="resample", keep_norm=True),
-    ):
-        pd.testing.assert_frame_equal(measure(saved, data), measure(live, data), rtol=1e-4)
-
-
 # The names of inputs, and the format
 
 
@@ -178,15 +139,3 @@ def test_inputs_whose_name_no_argument_can_have(tmp_path, key):
     if key in ("labels", "times"):
         tfr.export(chain, tmp_path / "net", probing=False)
     assert (tmp_path / "net").exists() == (key in ("labels", "times"))
-
-
-def test_nested_inputs(tmp_path):
-    shapes = {"a": ((2,), (3,)), "b": [(1,)]}
-    dtypes = {"a": ("float32", "int32"), "b": ["float32"]}
-    chain = small_chain(shapes, dtypes)
-    tfr.export(chain, tmp_path / "net")
-    images = {"a": (tf.ones([4, 2]), tf.ones([4, 3], tf.int32)), "b": [tf.fill([4, 1], 0.5)]}
-    opened = tfr.chain(tmp_path / "net")
-    np.testing.assert_array_equal(opened(images), chain(images))
-    taken = opened.reference.serve.structured_input_signature[1]
-    assert set(taken) == {"a_0", "a_1", "b_0"}

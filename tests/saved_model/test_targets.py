@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import resource
 import types
 
 import keras
@@ -31,17 +30,6 @@ def chain():
 
 def content_of(folder):
     return {str(path): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
-
-
-def test_new_and_relative_paths(chain, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for path in ("net", "of two words/net", "dotted.net/", tmp_path / "a" / "b" / "net"):
-        export(chain, path, probing=path == "of two words/net", overwrite=path == "net")
-    assert tfr.chain("of two words/net").name == "small"
-    assert sorted(os.listdir(tmp_path)) == ["a", "dotted.net", "net", "of two words"]
-    (tmp_path / "empty").mkdir()
-    export(chain, tmp_path / "empty", overwrite=True)
-    assert set(os.listdir(tmp_path / "empty")) >= {"saved_model.pb", "assets.extra"}
 
 
 # What is there, the target, and whether an export with `overwrite` replaces it.
@@ -84,18 +72,6 @@ def test_what_is_there_is_not_replaced(chain, tmp_path, name):
         export(chain, tmp_path / target, probing=False, overwrite=True)
         loaded = tf.saved_model.load(str(tmp_path / target))
         assert list(loaded.signatures) == ["serving_default"]
-
-
-def test_a_chain_may_replace_what_it_was_opened_from(chain, tmp_path):
-    path = tmp_path / "net"
-    export(chain, path)
-    (path / "assets.extra" / "mine").write_text("within")
-    expected = chain(small_images()).numpy()
-    opened = tfr.chain(path)
-    export(opened, path, overwrite=True)
-    assert not (path / "assets.extra" / "mine").exists()
-    for of in (opened, tfr.chain(path)):
-        np.testing.assert_array_equal(of(small_images()), expected)
 
 
 # What the network computes with
@@ -249,20 +225,6 @@ def test_a_failure_leaves_the_target_as_it_was(chain, tmp_path, monkeypatch, the
     monkeypatch.undo()
     assert content_of(path) == before
     assert os.listdir(tmp_path) == ["net"] * there
-
-
-def test_a_full_disk_leaves_nothing_and_loses_nothing(chain, tmp_path):
-    export(chain, tmp_path / "net")
-    before = content_of(tmp_path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-    try:
-        for path in (tmp_path / "net", tmp_path / "new" / "net"):
-            with pytest.raises((OSError, tf.errors.OpError), match="File too large"):
-                export(chain, path, overwrite=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert content_of(tmp_path) == before
 
 
 def test_one_export_at_a_time(chain, tmp_path, elsewhere):

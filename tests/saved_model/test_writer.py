@@ -5,7 +5,6 @@
 Not covered: TensorFlow Serving itself, and SavedModels on a GPU.
 """
 
-import json
 import subprocess
 import sys
 
@@ -14,16 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from reference.random_network import random_network
-from reference.small_networks import BFLOAT16, small_images, small_network
+from reference.small_networks import BFLOAT16
 from saved_model.cases import WITH_CONTEXT, data_of
 
-import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.block_values import BLOCK_METRICS
 from tfresidual.sources.exporting import export
-from tfresidual.sources.saved_model import pieces, signatures, writer
-from tfresidual.sources.saved_model.format import LAYOUT_FILE
 
 # What signatures take of images that are no array, by their names.
 INPUTS = {
@@ -259,15 +255,6 @@ def test_routes_are_those_of_the_chain(case, call):
 
 
 @pytest.mark.sampled(3)
-def test_impossible_numbers_are_errors(case, call):
-    calls = [one for one in calls_of(case.chain) if one[-1] is None]
-    for signature, given, _ in calls:
-        with pytest.raises(tf.errors.InvalidArgumentError):
-            call(signature, **given)
-    assert len(calls) >= 8
-
-
-@pytest.mark.sampled(3)
 def test_gradients_flow_through_what_was_loaded(case, loaded):
     if case.kind in WITH_CONTEXT:
         pytest.skip("takes ids")
@@ -295,23 +282,6 @@ def test_gradients_flow_through_what_was_loaded(case, loaded):
 # What is written
 
 
-def test_serving_alone(tmp_path):
-    net = small_network()
-    export(net, tmp_path / "net", probing=False)
-    loaded = tf.saved_model.load(str(tmp_path / "net"))
-    assert list(loaded.signatures) == ["serving_default"]
-    for size in (1, 4):
-        images = small_images(size)
-        outputs = loaded.signatures["serving_default"](images=images)["outputs"]
-        np.testing.assert_array_equal(outputs, net.predict(images, verbose=0))
-    assert not hasattr(loaded, "pieces")
-    with pytest.raises(ValueError, match=r"exported with `probing=False`.*Received: source="):
-        tfr.chain(tmp_path / "net")
-    layout = json.loads((tmp_path / "net" / LAYOUT_FILE).read_text())
-    assert layout["probing"] is False
-    assert layout["tfresidual"] == tfr.__version__
-
-
 def folder_size(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -330,17 +300,3 @@ def test_no_variable_is_stored_twice(tmp_path, probing):
     stored = tf.train.list_variables(str(tmp_path / "net" / "variables" / "variables"))
     sizes = [int(np.prod(shape)) for name, shape in stored if "CHECKPOINTABLE" not in name]
     assert sum(sizes) <= sum(int(np.prod(v.shape)) for v in net.variables)
-
-
-@pytest.mark.system
-def test_later_weights_are_exported_without_compiling_anew(tmp_path, monkeypatch):
-    net = small_network()
-    chain = tfr.chain(net)
-    export(chain, tmp_path / "one")
-    for module in (pieces, signatures, writer):
-        monkeypatch.setattr(module, "compile_function", None)
-    net.layers[1].kernel.assign(-2 * net.layers[1].kernel)
-    export(chain, tmp_path / "two")
-    outputs = [tfr.chain(tmp_path / name)(small_images()).numpy() for name in ("one", "two")]
-    assert not np.allclose(*outputs, atol=1e-3)
-    np.testing.assert_array_equal(outputs[1], net.predict(small_images(), verbose=0))

@@ -212,14 +212,6 @@ def test_gradients_are_those_of_the_rest_of_the_model(kind):
         np.testing.assert_array_equal(known[VALID_POSITIONS], IDS != 0)
 
 
-def test_copies_of_images_have_copies_of_the_context():
-    _, _, given, chain = chain_and(TwoInputs)
-    within = chain.with_context(given)
-    _, last = within.walk(within.stem(given))
-    both = within.repeat(2).head(tf.concat([last, last], axis=0))
-    np.testing.assert_allclose(both, np.tile(within.head(last), (2, 1)), rtol=1e-6)
-
-
 # Models of ids and of rows, compared with `predict` where parts of the chain are compiled
 
 
@@ -410,11 +402,6 @@ def test_what_all_images_share_is_carried(shape):
 def test_inputs_that_are_no_batch(kind, inputs):
     with refused("inputs"):
         tfr.chain(kind().model(), inputs=inputs)
-
-
-def test_a_model_without_a_graph_needs_inputs():
-    with refused("inputs"):
-        tfr.chain(Subclassed().model())
 
 
 def with_other_shortcuts(where):

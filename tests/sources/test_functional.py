@@ -25,7 +25,7 @@ import tfresidual as tfr
 from tfresidual import callbacks, networks, probes
 from tfresidual.routing import evaluate
 from tfresidual.routing.gradients import walk_with_gradients
-from tfresidual.routing.routes import drop, repeat_last_block, unperturbed
+from tfresidual.routing.routes import drop, repeat_last_block
 
 pytestmark = pytest.mark.eager
 
@@ -288,21 +288,6 @@ def side_by_side(skip=()):
     return built([partial(block, total) for total in sums], skip)
 
 
-def mixed_dtypes(skip=()):
-    """States of two dtypes, one after the other, and a stage that begins with the narrower."""
-    half = {"dtype": "mixed_float16"}
-
-    def block(dtype, strides, state, name):
-        branch = convolution(4, f"{name}_conv", strides, **half)(state)
-        shortcut = convolution(4, "projection", 2, 1, **half)(state) if strides > 1 else state
-        state = layers.Add(name=f"{name}_add", dtype=dtype)([branch, shortcut])
-        return layers.LayerNormalization(name=f"{name}_norm", dtype=dtype)(state)
-
-    kinds = [("mixed_float16", 1), ("float32", 1), ("mixed_float16", 2), ("float32", 1)]
-    parts = [partial(block, *kind) for kind in kinds]
-    return built(parts, skip, convolution(4, "stem", **half), dtype="float32")
-
-
 ONE, TWO = (1, IDENTITY, True), (2, IDENTITY, True)
 # For every builder its blocks: stage, shortcut, and whether they keep the shape; and the stages
 # that a transition leads into.
@@ -516,15 +501,6 @@ def without_gradient(detached=ops.stop_gradient):
     return keras.Model(inputs, layers.Dense(3)(state)), [(1, IDENTITY)] * 2
 
 
-def has_channels_first():
-    """Whether TensorFlow has convolutions of channels first here: on a processor, with oneDNN."""
-    try:
-        tf.nn.conv2d(tf.ones((1, 1, 2, 2)), tf.ones((1, 1, 1, 1)), 1, "SAME", "NCHW")
-    except tf.errors.UnimplementedError:
-        return False
-    return True
-
-
 NEEDS_ONEDNN = pytest.mark.skipif("not has_channels_first()", reason="not here")
 # The builder, and the size that is open in its images.
 SINGLE = {
@@ -593,21 +569,6 @@ def test_weights_by_role():
     assert len(chain.blocks[4].weights) == 2 + 1 + 2
 
 
-def test_frozen_parameters_are_parameters():
-    model, _ = pre_activation()
-    expected = [weight.path for weight in tfr.chain(model).weights]
-    for frozen in (
-        [layer for layer in model.layers if isinstance(layer, layers.BatchNormalization)],
-        [model],
-    ):
-        for layer in frozen:
-            layer.trainable = False
-        assert [weight.path for weight in tfr.chain(model).weights] == expected
-    model.trainable = True
-    model.get_layer("stem").kernel.trainable = False
-    assert [weight.path for weight in tfr.chain(model).weights] == expected
-
-
 class Scale(layers.Layer):
     """A layer of one's own, with a parameter and a count."""
 
@@ -629,23 +590,6 @@ def test_what_the_chain_does_not_show_is_noted():
     assert chain.notes == ("the inside of these layers cannot be seen: Scale (1: scale)",)
     (note,) = tfr.chain(long_skip()[0]).notes
     assert "block0a_add" in note
-
-
-@pytest.mark.system
-def test_states_of_several_dtypes(tmp_path):
-    model, _, chain = chain_of(mixed_dtypes)
-    data = batch_of(model)
-    assert {block.shortcut for block in chain.blocks} == {IDENTITY, PROJECTION}
-    assert [block.keeps_shape for block in chain.blocks] == [True, True, False, True]
-    pairs, _ = chain.walk(chain.stem(data[0]))
-    assert {state.dtype for pair in pairs for state in pair} == {tf.float32}
-    np.testing.assert_array_equal(tf.function(chain)(data[0]), model.predict(data[0], verbose=0))
-    frame = probes.block_metrics(chain, data)
-    assert np.isfinite(frame["l2_ratio"]).tolist() == [True, True, False, True]
-    assert len(probes.repeat_last_block(chain, data, times=2)) == 6
-    tfr.export(chain, tmp_path / "net")
-    loaded = probes.drop_blocks(tfr.chain(tmp_path / "net"), data)
-    pd.testing.assert_frame_equal(loaded, probes.drop_blocks(chain, data))
 
 
 class Patches(layers.Layer):
@@ -682,22 +626,6 @@ def test_sizes_that_tensorflow_cannot_tell():
             if probe in frames:
                 pd.testing.assert_frame_equal(frame, frames[probe], rtol=1e-5, atol=1e-6)
             frames[probe] = frame
-
-
-@pytest.mark.parametrize(
-    "builder", [post_activation, pytest.param(nested_shared, marks=pytest.mark.nightly)]
-)
-def test_mixed_precision(global_policy, builder):
-    global_policy("mixed_bfloat16")
-    model, _, chain = chain_of(builder)
-    assert [(b.stage, b.shortcut, b.keeps_shape) for b in chain.blocks] == MODELS[builder][0]
-    images, labels = batch_of(model)
-    states = [before for before, _ in chain.walk(chain.stem(images))[0]]
-    assert states[-1].dtype == "bfloat16"
-    expected = model.predict(images, batch_size=len(images), verbose=0)
-    np.testing.assert_allclose(tf.function(chain)(images), expected, rtol=2e-2, atol=2e-3)
-    np.testing.assert_array_equal(chain(images), model(images))
-    assert np.isfinite(probes.block_metrics(chain, (images, labels))["gradient_norm"]).all()
 
 
 # Networks and units of this package inside of other models
@@ -743,34 +671,6 @@ def test_a_nested_residual_network_is_its_own_chain(changes):
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.compiled
-def test_bounds_follow_the_weights_of_a_nested_network():
-    net = random_network(blocks=1, widths=(4,), lipschitz=0.9)
-    model = keras.Model(net.inputs[0], layers.Activation("linear")(net.outputs[0]))
-    chain = tfr.chain(model)
-    images, labels = random_batch(net)
-    randomise(net, 7)
-    measured = evaluate(chain, (images, labels), [unperturbed(chain)], with_outputs=True).outputs
-    np.testing.assert_allclose(measured[0], net.predict(images, verbose=0), rtol=1e-5)
-
-
-def test_layers_around_units():
-    inputs = state = images_input((8, 8, 4))
-    units = [tfr.layers.ResidualUnit(4, name=f"unit{i}") for i in range(3)]
-    for unit in units:
-        state = layers.BatchNormalization()(unit(state))
-    model = model_of(inputs, state)
-    randomise(model)
-    chain = tfr.chain(model)
-    images, _ = batch_of(model)
-    np.testing.assert_array_equal(chain(images), model(images))
-    state = chain.stem(images)
-    for block, unit in zip(chain.blocks, units, strict=True):
-        added = ["0/BatchNormalization/gamma", "0/BatchNormalization/beta"]
-        assert list(block.weights) == [*unit.weights_by_role(), *added]
-        np.testing.assert_allclose(block(state, scale=1.0), block(state), rtol=1e-5, atol=1e-6)
-
-
 # The model is left as it was
 
 
@@ -791,32 +691,6 @@ def test_files_and_training_go_on(tmp_path):
     assert [block.shortcut for block in loaded.blocks] == [b.shortcut for b in chain.blocks]
 
 
-def test_layers_are_not_called():
-    model, _ = nested_shared()
-    outputs, name = [layer.output for layer in model.layers], layers.Dense(1).name
-    tfr.chain(model)
-    assert all(layer.output is own for layer, own in zip(model.layers, outputs, strict=True))
-    # The next name that Keras gives is not used up.
-    number = int(name.rpartition("_")[2]) if "_" in name else 0
-    assert layers.Dense(1).name == f"dense_{number + 1}"
-
-
-@pytest.mark.system
-@pytest.mark.compiled
-def test_nothing_is_left_behind():
-    model, _ = nested_shared()
-    tfr.chain(model)
-
-    def tensors():
-        gc.collect()
-        return [thing for thing in gc.get_objects() if type(thing) is keras.KerasTensor]
-
-    # They are kept, so that none of theirs is the place of a new one; those of other tests may go.
-    before = tensors()
-    tfr.chain(model)
-    assert {id(tensor) for tensor in tensors()} <= {id(tensor) for tensor in before}
-
-
 @pytest.mark.compiled
 @pytest.mark.parametrize("has_bounds", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_chain_does_not_hold_its_model(has_bounds):
@@ -834,22 +708,6 @@ def test_a_chain_does_not_hold_its_model(has_bounds):
     del model
     gc.collect()
     assert reference() is None
-
-
-def test_training_goes_on_at_inference():
-    """Nothing of a chain that is followed inside of a step of training trains."""
-    model, _ = noisy()
-    chain = tfr.chain(model)
-    images, _ = batch_of(model)
-    expected, before = chain(images), model.get_weights()
-
-    class Training(keras.layers.Layer):
-        def call(self, inputs):
-            return chain(inputs)
-
-    np.testing.assert_allclose(Training()(images, training=True), expected, rtol=1e-5)
-    for weight, value in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(weight, value)
 
 
 # Losses and outputs
@@ -925,13 +783,6 @@ def test_outputs_that_the_loss_takes_for_something_else(name):
     np.testing.assert_allclose(np.mean(measured), expected, rtol=1e-5)
     last = probes.readout(chain, (images, labels))["cross_entropy"].iloc[-1]
     assert np.isclose(last, expected, rtol=1e-5) != is_odd
-
-
-def test_signal_through_two_branches_is_undefined_where_the_shape_changes():
-    model, _ = two_branches()
-    signal = probes.signal_propagation(tfr.chain(model), batch_of(model))
-    assert np.isfinite(signal["shortcut_share"]).tolist() == [True, False, True]
-    assert np.isfinite(signal["state_norm"]).all()
 
 
 class HalfMerge(layers.Add):

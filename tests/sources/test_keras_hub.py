@@ -9,7 +9,6 @@ import pytest
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.callbacks.probe_callback import chain_in_training
 
 pytest.importorskip("keras_hub")
 
@@ -83,55 +82,3 @@ def test_probes_and_export_of_a_classifier(tmp_path):
     tfr.export(model, tmp_path / "saved")
     again = probes.drop_blocks(tmp_path / "saved", data)
     np.testing.assert_allclose(again["cross_entropy"], frame["cross_entropy"], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "name", ["BertBackbone", pytest.param("GPT2Backbone", marks=pytest.mark.nightly)]
-)
-def test_weights_that_change_are_followed_and_the_model_is_left_as_it_was(name):
-    model, inputs = built(name)
-    before = [len(layer._inbound_nodes) for layer in model._flatten_layers()]
-    chain = tfr.chain(model, inputs=inputs)
-    assert [len(layer._inbound_nodes) for layer in model._flatten_layers()] == before
-    for weight in model.weights:
-        weight.assign(1.1 * weight + 0.01)
-    expected = model.predict(inputs, verbose=0)
-    np.testing.assert_allclose(chain(inputs), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_layers_are_whole_where_they_cannot_be_opened():
-    """A causal mask needs to know the number of positions."""
-    model, inputs = built("GPT2Backbone")
-    chain = tfr.chain(model)
-    assert [block.name for block in chain.blocks] == ["transformer_layer_0", "transformer_layer_1"]
-    assert "`inputs`" in chain.notes[-1]
-    with pytest.warns(UserWarning, match="use_blocks"):
-        chain_in_training(model)
-    for positions in (6, 4):
-        given = {name: value[:, :positions] for name, value in inputs.items()}
-        expected = model.predict(given, verbose=0)
-        np.testing.assert_allclose(chain(given), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "name", ["GPT2Backbone", pytest.param("BertBackbone", marks=pytest.mark.nightly)]
-)
-def test_a_dropped_block_is_a_branch_without_weights(name):
-    model, inputs = built(name)
-    chain = tfr.chain(model, inputs=inputs)
-    within = chain.with_context(inputs)
-    whole = model.predict(inputs, verbose=0)
-    for number, block in enumerate(chain.blocks):
-        weights = [weight for role, weight in block.weights.items() if "norm" not in role.lower()]
-        before = [weight.numpy() for weight in weights]
-        for weight in weights:
-            weight.assign(np.zeros(weight.shape))
-        expected = model.predict(inputs, verbose=0)
-        for weight, value in zip(weights, before, strict=True):
-            weight.assign(value)
-        assert np.abs(expected - whole).max() > 1e-4
-        last = within.stem(inputs)
-        for other, applied in enumerate(within.blocks):
-            # Without its branch: what follows the addition stays.
-            last = applied(last, None, 0.0 if other == number else None)
-        np.testing.assert_allclose(within.head(last), expected, rtol=1e-4, atol=1e-5)

@@ -91,31 +91,6 @@ class Pooling(layers.Layer):
         return found + ops.tanh(found)
 
 
-class Heads(layers.Layer):
-    """Splits features into heads, for the number of rows that it is given."""
-
-    def build(self, shape):
-        self.dense = layers.Dense(4, name="dense")
-        self.dense.build(shape)
-
-    def call(self, inputs):
-        heads = ops.reshape(self.dense(inputs), (-1, inputs.shape[1], 2, 2))
-        return inputs + ops.reshape(heads, (-1, inputs.shape[1], 4))
-
-
-class InARow(keras.Model):
-    """Declares no sizes of inputs."""
-
-    def __init__(self, parts):
-        super().__init__()
-        self.parts = parts
-
-    def call(self, inputs):
-        for part in self.parts:
-            inputs = part(inputs)
-        return inputs
-
-
 def shared(state):
     layer = Encoder("layer")
     return layer(layer(state))
@@ -209,14 +184,6 @@ def test_what_is_found(name):
     np.testing.assert_allclose(chain(given), expected, rtol=1e-4, atol=1e-5)
     assert [block.name for block in chain.blocks] == names
     assert any(note in one for one in ("", *chain.notes))
-
-
-@pytest.mark.parametrize(("rows", "stride"), [(8, 1), (11, 1), (53, 1), (22, 2)])
-def test_any_number_of_rows(rows, stride):
-    """A chain is made with a number of images, which is told apart from that of rows."""
-    parts = [layers.AveragePooling1D(stride), Heads(name="one"), Heads(name="two")]
-    chain = tfr.chain(InARow(parts), inputs=np.zeros((2, rows, 4)))
-    assert [block.name for block in chain.blocks] == ["one/mlp", "two/mlp"]
 
 
 def plain():

@@ -7,7 +7,7 @@ from keras import layers, ops
 from refusals import refused
 
 import tfresidual as tfr
-from tfresidual import callbacks, probes
+from tfresidual import probes
 from tfresidual.routing.positions import VALID_POSITIONS
 
 pytestmark = [pytest.mark.eager, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -271,35 +271,6 @@ def test_outputs_at_other_positions():
             assert chain.outputs_at_positions == positions
 
 
-def test_padding_that_is_named_does_not_count():
-    """Nor in a callback that is told."""
-    model, data = transformer(), (IDS, np.zeros(6, int))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    chain = tfr.chain(model, padding="ids")
-    frame = probes.perturbation(chain, data)
-    given = chain.with_context(IDS)
-    pairs, _ = given.walk(given.stem(IDS))
-    changes = [np.where(VALID[..., None], after - before, 0) for before, after in pairs]
-    norms = [np.mean(np.sqrt((change**2).sum(axis=(1, 2)))) for change in changes]
-    np.testing.assert_allclose(frame["perturbation"], norms, rtol=1e-5)
-    callbacks.use_blocks(model, padding="ids")
-    logs = model.fit(*data, verbose=0, callbacks=[callbacks.Perturbation(data)]).history
-    frame = probes.perturbation(tfr.chain(model, padding="ids"), data)
-    logged = logs["stage1/block0/perturbation"][0]
-    assert logged == pytest.approx(frame["perturbation"][0], rel=1e-5)
-
-
-def test_states_without_positions_have_no_padding():
-    images = keras.Input((6,))
-    state = layers.Dense(4)(images)
-    early = state = layers.Add()([state, layers.Dense(4)(state)])
-    for _ in range(2):
-        state = layers.Add()([state, layers.Dense(4)(layers.Concatenate()([state, early]))])
-    model = keras.Model(images, layers.Dense(2)(state))
-    for padding in (None, False):
-        assert notes_of(tfr.chain(model, padding=padding)) == []
-
-
 NO_INPUT = [
     (True, "Received: padding=True"),
     (3, "Received: padding=3"),
@@ -317,17 +288,6 @@ def test_padding_that_is_no_input(padding, message):
     with refused("padding") as caught:
         tfr.chain(model, **kwargs)
     assert message in str(caught.value)
-
-
-@pytest.mark.compiled
-def test_saved_models_keep_what_is_known(tmp_path):
-    chain = tfr.chain(transformer(), padding="ids")
-    tfr.export(chain, tmp_path / "net")
-    loaded = tfr.chain(tmp_path / "net")
-    assert loaded.notes == chain.notes
-    np.testing.assert_array_equal(valid_of(loaded, IDS), VALID)
-    with refused("padding"):
-        tfr.chain(tmp_path / "net", padding=False)
 
 
 def attending(state):

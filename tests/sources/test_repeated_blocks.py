@@ -4,19 +4,17 @@ The other model is functional, its blocks are layers of their own with the same 
 ordinary batch normalization: what its probes give is proved elsewhere.
 """
 
-import itertools
 from functools import partial
 
 import keras
 import numpy as np
 import pandas as pd
 import pytest
-import tensorflow as tf
 from keras import layers
 
 import tfresidual as tfr
 from tfresidual import callbacks, probes
-from tfresidual.layers import Repeated, ResidualUnit, UnsharedBatchNormalization, forward_pass
+from tfresidual.layers import Repeated, UnsharedBatchNormalization, forward_pass
 
 pytestmark = pytest.mark.eager
 
@@ -193,30 +191,6 @@ def test_whole_layers_as_blocks(name):
     assert_same_frame(*frames)
 
 
-def test_roles_of_an_application_are_those_of_its_own_layers():
-    model, _ = made("Repeated model")
-    chain, other = tfr.chain(model), tfr.chain(with_separate_layers(model))
-    roles = [[set(block.weights) for block in one.blocks] for one in (chain, other)]
-    assert roles[0] == roles[1]
-    gammas = {id(block.weights["1/BatchNormalization/gamma"]) for block in chain.blocks}
-    kernels = {id(block.weights["0/Conv2D/kernel"]) for block in chain.blocks}
-    assert (len(gammas), len(kernels)) == (TIMES, 1)
-    assert len(chain.weights) == len(model.trainable_weights)
-
-
-def test_units_are_repeated():
-    model = functional(Repeated(ResidualUnit(4), 3))
-    chain, unit = tfr.chain(model), model.layers[1].block
-    assert len(chain.blocks) == 3
-    states = itertools.accumulate(range(3), lambda state, _: unit(state), initial=IMAGES)
-    by_hand = [
-        np.linalg.norm((after - before).numpy().reshape(len(IMAGES), -1), axis=1).mean()
-        for before, after in itertools.pairwise(states)
-    ]
-    perturbation = probes.perturbation(chain, DATA)["perturbation"]
-    np.testing.assert_allclose(perturbation, by_hand, rtol=1e-4)
-
-
 @pytest.mark.system
 @pytest.mark.compiled
 def test_fit_with_callbacks_is_that_of_separate_layers():
@@ -232,16 +206,3 @@ def test_fit_with_callbacks_is_that_of_separate_layers():
     assert f"stage1/block{TIMES - 1}/cosine_loss" in histories[0]
     for key, values in histories[0].items():
         np.testing.assert_allclose(values, histories[1][key], rtol=1e-3, atol=1e-6, err_msg=key)
-
-
-@pytest.mark.system
-@pytest.mark.compiled
-def test_saved_chain(tmp_path):
-    model, _ = made("Repeated model")
-    model.fit(*DATA, verbose=0)
-    tfr.export(model, tmp_path / "saved")
-    frames = [probes.block_metrics(one, DATA) for one in (tfr.chain(tmp_path / "saved"), model)]
-    assert_same_frame(*frames)
-    served = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
-    (outputs,) = served(tf.constant(IMAGES)).values()
-    np.testing.assert_allclose(outputs, model(IMAGES), rtol=1e-4, atol=1e-6)

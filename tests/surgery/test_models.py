@@ -1,7 +1,6 @@
 """Models without blocks, against models made by hand and the routes of their chains."""
 
 import functools
-import itertools
 import subprocess
 import sys
 
@@ -14,7 +13,7 @@ from reference.random_network import random_network, randomise
 from refusals import refused
 
 import tfresidual as tfr
-from tfresidual import networks, routes, surgery, training
+from tfresidual import networks, routes, surgery
 from tfresidual.routing.agreement import sample_images
 
 pytestmark = pytest.mark.eager
@@ -154,43 +153,6 @@ def test_residual_networks(options):
             surgery.without_blocks(net, blocks[:1])
     with refused("stage"):
         surgery.without_blocks(net, [(3, 0)])
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.nightly) for s in (1, 2))])
-def test_blocks_that_go_one_by_one_leave_the_same_network(seed):
-    """In any order, of a network with random droppable blocks."""
-    rng = np.random.default_rng(seed)
-    net = random_network(seed=seed, blocks=4, widths=(4, 8))
-    droppable = [(b.stage, b.index) for b in tfr.chain(net).blocks if b.keeps_shape]
-    chosen = [droppable[i] for i in rng.permutation(len(droppable))[:3]]
-    found = surgery.without_blocks(net, chosen)
-    for order in itertools.permutations(chosen):
-        one, gone = net, []
-        for stage, index in order:
-            now = index - sum(stage == s and i < index for s, i in gone)
-            one = surgery.without_blocks(one, [(stage, now)])
-            gone.append((stage, index))
-        for own, other in zip(one.weights, found.weights, strict=True):
-            np.testing.assert_array_equal(own, other)
-
-
-def test_a_stage_without_blocks_is_a_plain_model():
-    net = random_network(blocks=2, widths=(4, 8))
-    found = surgery.without_blocks(net, [(1, 0), (1, 1)])
-    assert not isinstance(found, networks.ResidualNetwork)
-    chain = tfr.chain(net)
-    images = RNG.normal(size=(3, *net.input_shape[1:])).astype("float32")
-    expected = routes.follow(chain, routes.drop(chain, (1, 0), (1, 1)))(images)
-    np.testing.assert_allclose(found(images), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_coupled_network_stays_coupled():
-    net = random_network(blocks=4, widths=(4,), recurrent_initialization=True)
-    net.compile(training.GradientCoupling("sgd", coupling=0.5), "mse")
-    found = surgery.without_blocks(net, [(1, 2)])
-    assert type(found.optimizer) is type(net.optimizer)
-    images = RNG.normal(size=(2, *net.input_shape[1:])).astype("float32")
-    found.fit(images, np.zeros((2, net.classes)), verbose=0)
 
 
 SMALL = {"weights": None, "classes": 5, "input_shape": (32, 32, 3)}
@@ -378,40 +340,3 @@ def sharing():
 def test_refusals(model, blocks, names):
     with refused(*names):
         surgery.without_blocks(model(), blocks)
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda m: surgery.without_blocks(m, [(1, 0)], weights="move"), "weights"),
-        (lambda m: surgery.without_blocks(m, scaled(m)), "blocks"),
-        (lambda m: surgery.repeated(m, 3, 1), "stage"),
-        (lambda m: surgery.repeated(m, 1, 0), "times"),
-        (lambda m: surgery.reordered(m, 3, [0]), "stage"),
-        (lambda m: surgery.reordered(m, 1, [0, 1]), "order"),
-        (lambda m: surgery.reordered(m, 1, [0, 1, 2, 2]), "order"),
-        (lambda m: surgery.reordered(m, 1, "0123"), "order"),
-        (lambda m: surgery.reordered(m, 1, [0, 1, 2, None]), "order"),
-    ],
-)
-def test_refusals_of_other_arguments(call, name):
-    with refused(name):
-        call(by_hand())
-
-
-def scaled(model):
-    return routes.repeat_last_block(tfr.chain(model), 1, 1, scale=0.5)
-
-
-def test_a_block_that_changes_the_shape_stays_first():
-    net = random_network(blocks=3, widths=(4, 8))
-    with refused("order"):
-        surgery.reordered(net, 2, [1, 0, 2])
-
-
-def test_a_loss_of_ones_own_leaves_the_model_uncompiled():
-    model = by_hand()
-    model.compile("sgd", lambda y, z: keras.ops.sum(z, axis=-1))
-    with pytest.warns(UserWarning, match="compiled"):
-        found = surgery.without_blocks(model, [(1, 0)])
-    assert not found.compiled

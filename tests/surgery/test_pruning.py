@@ -3,11 +3,9 @@
 import contextlib
 import functools
 import itertools
-import warnings
 
 import keras
 import numpy as np
-import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -18,8 +16,6 @@ import tfresidual as tfr
 from tfresidual import networks, probes, routes, surgery
 from tfresidual.probes.block_importance import CRITERIA
 from tfresidual.surgery.costs import Costs
-
-PLAN = ["step", "stage", "block", "blocks"]
 
 
 def net_and_batches(**settings):
@@ -88,23 +84,6 @@ def test_all_subsets():
     assert singles[0] <= singles[1]
     plan = surgery.plan(net, batch, blocks=1, exact=True, stages=[2], test=test, batch_sizes=())
     assert plan["stage"].tolist() == [0, 2]
-
-
-@pytest.mark.nightly
-def test_where_a_plan_ends():
-    net, batch, test = trained(), digits(200, 3), digits(100, 2)
-    plan = surgery.plan(net, batch, most_error=0.5, test=test, batch_sizes=())
-    longer = surgery.plan(net, batch, blocks=4, test=test, batch_sizes=())
-    pd.testing.assert_frame_equal(longer.iloc[: len(plan)], plan)
-    rises = (longer["error_selection"] - longer["error_selection"].iloc[0]).to_numpy()
-    assert len(plan) > 1 and (rises[: len(plan)] <= 0.5).all() and rises[len(plan)] > 0.5
-    fast = surgery.plan(net, batch, speed=1.001, test=test, batch_sizes=(4, 64))
-    assert (fast["milliseconds_4"] > 0).all()
-    assert fast["milliseconds_64"].iloc[0] / fast["milliseconds_64"].iloc[-1] >= 1.001
-    with refused("speed"):
-        surgery.plan(net, batch, speed=100.0, test=test)
-    with refused("most_error"):
-        surgery.plan(NET(), BATCH(), most_error=0.1, test=test, batch_sizes=())
 
 
 def test_layers_with_several_blocks_go_as_a_whole():
@@ -207,24 +186,6 @@ def trained():
     return net
 
 
-def test_images_on_which_the_network_guesses_are_named():
-    images, labels = digits(100, 3)
-    right, wrong = (images, labels), (images, (labels + 1) % 4)
-    for data, test, named in (
-        (right, right, []),
-        (wrong, right, ["selection"]),
-        (right, wrong, ["judgement"]),
-        (wrong, wrong, ["selection", "judgement"]),
-    ):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            surgery.plan(trained(), data, blocks=2, test=test, batch_sizes=())
-        texts = [str(one.message) for one in caught]
-        assert [name in text for name, text in zip(named, texts, strict=True)] == [True] * len(
-            named
-        )
-
-
 def read_as(kind):
     """Images of which each reading has all in another order, or other ones, or changed ones."""
     images = tf.data.Dataset.from_tensor_slices(digits(64, 3))
@@ -278,21 +239,6 @@ def test_a_pruned_network_gets_back_what_it_lost(distil):
     assert smaller.compiled and smaller.blocks == (2,)
     for weight, value in zip(net.weights, before, strict=True):
         np.testing.assert_array_equal(weight, value)
-
-
-@pytest.mark.nightly
-def test_statistics_follow_the_training():
-    """Where moving averages would take thousands of steps."""
-    net, batch, test = net_and_batches()
-    for layer in net._flatten_layers():
-        if isinstance(layer, layers.BatchNormalization):
-            layer.momentum = 0.999
-    given = {"blocks": 1, "by": "l2_ratio", "test": test, "batch_sizes": (), "epochs": 4}
-    smaller, _ = surgery.prune(net, batch, **given, optimizer=keras.optimizers.SGD(0.1))
-    found = [weight.numpy() for weight in smaller.non_trainable_weights]
-    surgery.update_statistics(smaller, itertools.repeat(batch[0], 60))
-    for one, weight in zip(found, smaller.non_trainable_weights, strict=True):
-        np.testing.assert_allclose(one, weight, rtol=1e-3, atol=1e-4)
 
 
 def test_labels_with_a_share_of_predictions_are_those_of_the_definition():

@@ -16,7 +16,7 @@ from reference.unchanged import assert_same, unchanged
 from tuning.synthetic_search import constant, quiet_oracle, stages_of
 
 import tfresidual as tfr
-from tfresidual import training, tuning
+from tfresidual import tuning
 from tfresidual.surgery.statistics import set_statistics
 from tfresidual.tuning import as_built, chance, fingerprint
 
@@ -214,64 +214,6 @@ def test_a_search_with_other_networks_and_resumed(tmp_path, name):
 
 # What a build did with the depths is compared with its chain.
 
-WRONG = {
-    "one block more": (lambda hp: dense((1, 3)), r"stage 2 has 3 blocks, expected 2$"),
-    "one block less": (lambda hp: dense((1, 1)), r"stage 2 has 1 block, expected 2$"),
-    "one stage more": (lambda hp: dense((1, 2, 1)), r"stage 3, of 1 block, where 2 are exp"),
-    "one stage less": (lambda hp: dense((1,)), r"no stage 2, of which 2 blocks are expected$"),
-}
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("name", sample({n: n for n in WRONG}, every=4, others=pytest.mark.nightly))
-def test_another_depth_than_was_asked_for(tmp_path, name):
-    build, told = WRONG[name]
-    with pytest.raises(keras_tuner.errors.FatalValueError, match=rf"here \(1, 2\).* {told}"):
-        search(tuner_in(tmp_path, None, (1, 2), build))
-
-
-@pytest.mark.system
-def test_chains_that_cannot_be_used(tmp_path):
-    with pytest.raises(ValueError, match=r"`chain` must be .*which returned None$"):
-        searched(tmp_path, dense, (1, 1), chain=lambda net: None)
-    # Opened, its layers are two blocks each.
-    with pytest.raises(keras_tuner.errors.FatalValueError, match=r"stage 1 has 2 blocks, exp.* 1$"):
-        searched(tmp_path / "opened", transformer, (1,))
-
-
-@pytest.mark.system
-def test_a_network_that_is_not_compiled(tmp_path):
-    """Nothing is written, so that the same folder takes the search once it is."""
-
-    def forgotten(blocks):
-        network = dense(blocks)
-        network.compiled = False
-        return network
-
-    with pytest.raises(ValueError, match=r"Argument `hypermodel` must.*compile.*Received: "):
-        searched(tmp_path, forgotten, (1, 1), epsilon=10.0)
-    assert searched(tmp_path, dense, (1, 1), epsilon=10.0).trace()["status"].eq("completed").all()
-
-
-def test_a_network_that_does_not_fit_is_a_failed_trial(tmp_path):
-    def make(blocks):
-        state = inputs = keras.Input((8, 8, 3))
-        for _ in range(blocks[0]):
-            branch = keras.layers.Conv2D(3, 3, padding="same")(state)
-            state = keras.layers.Add()([state, branch])
-        if blocks[0] > 1:
-            large = keras.layers.UpSampling2D(16_384)(state)
-            state = keras.layers.Conv2D(64, 1)(large)
-        state = keras.layers.GlobalAveragePooling2D()(state)
-        return compiled(keras.Model(inputs, keras.layers.Dense(3, "softmax")(state)))
-
-    tuner = tuner_in(tmp_path, make, (1,), epsilon=1e-6, max_trials=2)
-    search(tuner)
-    first, second = tuner.oracle.in_order()
-    assert (first.status, second.status) == ("COMPLETED", "FAILED")
-    assert "GiB of memory; this machine has" in second.message
-    assert "blocks" in second.message.partition("Received: a network of ")[2]
-
 
 # What tells networks and trainings apart.
 
@@ -322,16 +264,6 @@ def test_the_fingerprint_of_a_network(name):
     before = fingerprint.of_network(functional(**given))
     now = fingerprint.of_network(functional(**{**given, **changes}))
     assert {one for one in before if before[one] != now[one]} == ({part} if part else set())
-
-
-def test_the_fingerprint_of_coupled_weights():
-    def made(strength):
-        net = transformer((2,))
-        layers = [layer for layer in net.layers if isinstance(layer, Encoder)]
-        optimizer = training.GradientCoupling("sgd", strength, groups=[layers])
-        return fingerprint.of_network(compiled(net, optimizer=optimizer))
-
-    assert made(0.5) == made(0.5) != made(0.6)
 
 
 # As built, against NumPy.
@@ -434,37 +366,6 @@ def test_a_change_by_training_has_a_standard_error():
     np.testing.assert_allclose(numbers[as_built.CHANGE_ERROR], error, rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("after", "moved"), [(1.0, False), (1.2, False), (0.8, False), (1.21, True), (0.7, True)]
-)
-def test_two_standard_errors(after, moved):
-    assert as_built.is_moved(1.0, after, 0.1) == moved
-    assert chance.is_better_than_chance(0.79 if moved else 0.8, 1.0, 0.1) == moved
-
-
-@pytest.mark.system
-def test_several_executions(tmp_path):
-    """The standard error is that over the trainings, if it is larger than that over images."""
-    tuner = searched(tmp_path, dense, (1, 1), max_trials=1, executions_per_trial=2)
-    trace = tuner.trace()
-    changes, errors = [], []
-    for execution in range(2):
-        seeds = np.random.SeedSequence([0, execution, 1, 1])
-        keras.utils.set_random_seed(int(seeds.generate_state(1)[0] >> 1))
-        net = dense((1, 1))
-        before = as_built.values_of(net)
-        net.fit(*TRAIN, batch_size=16, epochs=1, shuffle=False, verbose=0)
-        chain = tfr.chain(net)
-        found = as_built.compared_with_built(net, chain, before, HELD_OUT)
-        changes.append([found[s][as_built.SETTLED] - found[s][as_built.AS_BUILT] for s in (1, 2)])
-        errors.append([found[s][as_built.CHANGE_ERROR] for s in (1, 2)])
-    of_seeds = np.std(changes, axis=0, ddof=1) / np.sqrt(2)
-    expected = np.maximum(of_seeds, np.mean(errors, axis=0))
-    found = trace["mean_scaled_perturbation_change_error"]
-    np.testing.assert_allclose(found, expected, rtol=1e-3)
-    assert trace["moved"].tolist() == list(np.abs(np.mean(changes, axis=0)) > 2 * expected)
-
-
 # Chance.
 
 LABELS = {
@@ -500,18 +401,6 @@ def test_the_error_of_guessing(name):
     first = chance.error_of_guessing(data, metric, steps=1)
     assert first == chance.error_of_guessing((images[:2], labels[:2]), metric)
     assert chance.error_of_guessing((images, {"a": labels}), metric) == {}
-
-
-@pytest.mark.system
-@pytest.mark.nightly
-def test_a_network_that_has_learned_is_one(tmp_path):
-    tuner = tuner_in(tmp_path, lambda blocks: dense(blocks, 0.01), (1, 1), epsilon=100.0)
-    search(tuner, epochs=10)
-    outcome = tuner.outcome()
-    assert (outcome.status, outcome.blocks) == ("found", (1, 1))
-    assert outcome.is_better_than_chance
-    assert outcome.error < outcome.chance_error - 0.1
-    assert tuner.trace()["found"].all()
 
 
 def reported(oracle, step=0.05, **metrics):

@@ -6,7 +6,6 @@ between a chief and its workers too. Not covered: processes and the network betw
 """
 
 import json
-import shutil
 
 import keras_tuner
 import numpy as np
@@ -35,10 +34,7 @@ from tuning.synthetic_search import (
 
 from tfresidual import tuning
 from tfresidual.tuning import (
-    DepthOracle,
     blocks,
-    depth_oracle,
-    keras_tuner_internals,
     outcomes_of,
     read_search,
     trace,
@@ -50,12 +46,6 @@ pytestmark = pytest.mark.eager
 EASY = stages_of(constant(0.6))
 UNTRAINABLE = Stages(EASY.laws, deepest=0)
 MIXED = stages_of(saturating(3, 5), constant(1.05), hyperbolic(2.2, 4), offsets=(0, 1, 1))
-
-
-def state_of(oracle):
-    """What an oracle knows, but for times."""
-    trials = [trial.get_state() for trial in oracle.in_order()]
-    return {"trials": trials, "ends": oracle.end_order, "waiting": oracle.waiting}
 
 
 def json_at(folder, *path):
@@ -316,52 +306,6 @@ class TestResumed:
 def contents_of(folder):
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
-
-
-class TestTorn:
-    """What a killed process leaves, on purpose; `test_killed_search.py` kills."""
-
-    def test_a_failure_that_the_oracle_has_not_noted(self, tmp_path, oracle):
-        """Other ends are among `test_at_every_write`."""
-        report(oracle, oracle.create_trial("a"), EASY)
-        trial = oracle.create_trial("a")
-        before = (tmp_path / "search" / "oracle.json").read_bytes()
-        end(oracle, trial, "FAILED")
-        (tmp_path / "search" / "oracle.json").write_bytes(before)
-        again = reloaded(tmp_path)
-        assert again.end_order == ["0000", "0001"]
-        assert again.trials["0001"].status == "FAILED"
-        assert (again.ongoing_trials, again.waiting) == ({}, [])
-
-    def test_at_every_write(self, tmp_path, monkeypatch):
-        """The folder as it is after each file is written, and what a search makes of it.
-
-        Finished trials stay, and no more than the one that ran is run again.
-        """
-        folders, write = [], depth_oracle.write_json
-
-        def watched(path, content):
-            write(path, content)
-            folders.append(tmp_path / f"copy{len(folders)}")
-            shutil.copytree(tmp_path / "origin", folders[-1])
-
-        monkeypatch.setattr(depth_oracle, "write_json", watched)
-        stages = stages_of(saturating(3, 5), constant(1.05))
-        oracle = quiet_oracle(tmp_path / "origin", (4, 4))
-        oracle.save()
-        settings = follow(oracle, stages)
-        monkeypatch.undo()
-        assert len(settings) == 5
-        assert len(folders) == 1 + 5 * 5
-        for folder in folders:
-            again = reloaded(folder, (4, 4))
-            statuses = [trial.status for trial in again.in_order()]
-            finished = statuses.count("COMPLETED")
-            assert statuses[:finished] == ["COMPLETED"] * finished
-            assert len(statuses) - finished <= 1
-            assert follow(again, stages) == settings[finished:]
-            assert depths_of(again) == settings
-            assert state_of(again)["trials"] == state_of(oracle)["trials"]
 
 
 class TestSeveralAtOnce:
@@ -678,39 +622,3 @@ REFUSED = {
     "hyperparameters": [{"a": 1}, space_of(blocks1=[2]), space_of(blocks7=[2])],
     "objective": ["val_loss"],
 }
-
-
-class TestArguments:
-    @pytest.mark.parametrize(
-        ("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values]
-    )
-    def test_refused(self, name, value):
-        with refused(name if value not in (3, 5) else "start"):
-            DepthOracle(**{"start": (4, 4), name: value})
-
-    def test_accepted(self):
-        oracle = DepthOracle(
-            np.array([4, 5]),
-            epsilon=np.float32(0.1),
-            min_blocks=[1, 2],
-            max_blocks=np.array([8, 9]),
-            max_trials=np.int64(3),
-        )
-        assert (oracle.start, oracle.epsilon) == ((4, 5), 0.1)
-        assert json.loads(json.dumps([oracle.limits, oracle.max_trials])) == [[[1, 8], [2, 9]], 3]
-
-    def test_the_blocks_of_a_trial(self, tmp_path):
-        oracle = quiet_oracle(tmp_path, tuple(range(1, 12)))
-        trial = oracle.create_trial("a")
-        assert blocks(trial.hyperparameters) == tuple(range(1, 12))
-        assert all(type(depth) is int for depth in blocks(trial.hyperparameters))
-        assert blocks(served_copy(trial).hyperparameters) == tuple(range(1, 12))
-        for values in ({}, {"blocks2": 4}, {"blocks1": 4, "blocks3": 4}):
-            trial.hyperparameters.values = values
-            with refused("hyperparameters"):
-                blocks(trial.hyperparameters)
-
-    @pytest.mark.parametrize("version", ["1.4.6", "1.3.9", "1.5.0", "2.0"])
-    def test_other_versions_of_keras_tuner(self, version):
-        with pytest.raises(ImportError, match=rf"1\.4\.7 and 1\.4\.8\. Received: .* {version}$"):
-            keras_tuner_internals.check_version(version)

@@ -10,15 +10,12 @@ Not covered: GPUs; how good a search is, see `experiments/`.
 import gc
 import json
 import pathlib
-import resource
 import shutil
 import sys
 
 import keras
-import keras_tuner
 import numpy as np
 import pandas as pd
-import processes
 import pytest
 import tensorflow as tf
 from refusals import refused
@@ -32,7 +29,6 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.usefixtures("no_old_garbage"),
 ]
-errors = keras_tuner.errors
 
 
 def images_of(seed, count):
@@ -234,23 +230,6 @@ class TestFinished:
         assert models[0].compiled
 
 
-def test_a_full_disk(tmp_path, capfd):
-    """The error is told once, nothing half-written stays, and the search resumes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    try:
-        with pytest.raises(OSError, match=r"checkpoint\.weights\.h5' could not be written: "):
-            searched(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "Traceback" not in "".join(capfd.readouterr())
-    files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {"oracle.json", "trial.json"}
-    assert not [path for path in tmp_path.rglob(".*")]
-    searched(tmp_path)
-    assert len([*tmp_path.rglob("checkpoint.weights.h5")]) == 1
-
-
 class TestSameSearch:
     """A folder holds one search: of the same networks, trained in the same way."""
 
@@ -338,17 +317,6 @@ def test_several_executions(tmp_path):
         tuner.get_best_models()
 
 
-class TestCallbacks:
-    @pytest.mark.nightly
-    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-    def test_tensorboard(self, tmp_path):
-        pytest.importorskip("tensorboard")
-        callback = keras.callbacks.TensorBoard(tmp_path / "logs")
-        tuner = fit(tuner_in(tmp_path), callbacks=[callback])
-        (trial,) = tuner.oracle.in_order()
-        assert list(tmp_path.glob(f"logs/{trial.trial_id}/execution0/train/events*"))
-
-
 def dataset(data, batch_size=16):
     return tf.data.Dataset.from_tensor_slices(data).batch(batch_size)
 
@@ -395,43 +363,6 @@ class TestData:
             assert row[name] == first[name]
         loss, _ = net.evaluate(*HELD_OUT, batch_size=16, sample_weight=weights, verbose=0)
         assert row["val_loss"] == single(loss) != first["val_loss"]
-
-
-class Own(keras_tuner.HyperModel):
-    """A hypermodel that trains in its own way.
-
-    Args:
-        result: what `fit` returns.
-        metrics: those of the networks.
-    """
-
-    def __init__(self, result, metrics=("accuracy",)):
-        super().__init__()
-        self.result, self.metrics = result, metrics
-
-    def build(self, hp):
-        return network(tuning.blocks(hp), metrics=self.metrics)
-
-    def fit(self, hp, model, *args, **kwargs):
-        assert model.blocks == tuning.blocks(hp)
-        assert kwargs["callbacks"]
-        model.fit(*args, **kwargs)
-        # As much training once more.
-        model.fit(*args, **{**kwargs, "verbose": 0})
-        return self.result
-
-
-class TestHyperModel:
-    def test_trains_in_its_own_way(self, tmp_path):
-        tuner = searched(tmp_path, Own({"note": 7, "blocks": 99, "error": 5.0}))
-        row = only_row(tuner)
-        assert row["note"] == 7.0
-        # What the search measures counts, whatever it was told.
-        assert row["blocks"] == 1
-        assert row["error"] == single(1 - row["val_accuracy"])
-        net = tuner.load_model(tuner.oracle.in_order()[0])
-        assert int(net.optimizer.iterations) == 6
-        assert row["scaled_distance"] == single(measured(net)[0]["scaled_distance"])
 
 
 class TestOtherHyperparameters:
@@ -485,71 +416,6 @@ class TestWarmStart:
         # Not what the same depth gives from the start.
         cold = trained_by_hand(depths)
         assert trace["scaled_distance"][1] != single(measured(cold)[0]["scaled_distance"])
-
-
-REFUSED = {
-    "seed": (-1, 2**31, 0.5, None),
-    "executions_per_trial": (0,),
-    "hypermodel": ("net",),
-    "chain": ("all",),
-    "objective": ("val_loss",),
-}
-
-
-class TestRefused:
-    @pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in REFUSED.items() for v in vs])
-    def test_arguments(self, tmp_path, name, value):
-        with refused(name):
-            tuner_in(tmp_path, **{name: value})
-        assert not list(tmp_path.iterdir())
-
-    def test_images_to_measure_on(self, tmp_path):
-        tuner = tuner_in(tmp_path)
-        with refused("validation_data"):
-            tuner.search(*TRAIN, verbose=0)
-        assert len(tuner.trace()) == 0
-        with pytest.raises(ValueError, match=r"^Argument `probe_data` must hold .* Received: "):
-            searched(tmp_path, probe_data="images")
-        endless = dataset(HELD_OUT, 10).repeat()
-        with pytest.raises(ValueError, match=r"^Argument `validation_data` must .* Received: "):
-            fit(tuner_in(tmp_path), validation_data=endless, validation_steps=2)
-        larger = np.zeros((4, 9, 9, 1), "float32"), np.zeros(4, int)
-        with pytest.raises(errors.FatalValueError, match=r"^Argument `probe_data` .* Received: "):
-            searched(tmp_path / "larger", probe_data=larger)
-
-    def test_faulty_networks(self, tmp_path):
-        def plain(hp):
-            net = keras.Sequential(
-                [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
-            )
-            net.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
-            return net
-
-        with pytest.raises(
-            errors.FatalValueError, match=r"must be .* Received: source=.*equential"
-        ):
-            searched(tmp_path / "plain", plain)
-        # What a program that is faulty says in its first trial ends the search.
-        with pytest.raises(errors.FatalRuntimeError, match="failed with KeyError: 'rate'"):
-            searched(tmp_path / "faulty", faulty())
-
-    def test_devices(self, tmp_path):
-        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
-        try:
-            with pytest.raises(ValueError, match=r"`keras\.distribution` does nothing .*DataParal"):
-                tuner_in(tmp_path)
-        finally:
-            keras.distribution.set_distribution(None)
-        strategy = tf.distribute.experimental.CentralStorageStrategy()
-        with refused("distribution_strategy") as caught:
-            tuner_in(tmp_path, distribution_strategy=strategy)
-        assert str(caught.value).endswith("of type CentralStorageStrategy")
-
-
-def faulty():
-    hypermodel = Own(None)
-    hypermodel.fit = lambda hp, *args, **kwargs: hp.values["rate"]
-    return hypermodel
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
@@ -625,64 +491,6 @@ def failure(call, *args, **kwargs):
     except Exception as error:
         return [type(error).__name__, str(error)]
     return None
-
-
-def told_of_devices(folder, trials):
-    """What `main` says."""
-    done = processes.run(pathlib.Path(__file__), folder, str(trials))
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("told ")]
-    return json.loads(line.removeprefix("told "))
-
-
-@pytest.fixture(scope="module")
-def devices(tmp_path_factory):
-    return told_of_devices(tmp_path_factory.mktemp("devices"), trials=1)
-
-
-class TestDevices:
-    @pytest.mark.nightly
-    def test_two_and_one(self, devices, tmp_path):
-        """Batch normalization sees half of a batch on each, so that the two differ a little.
-
-        One is the same as without a strategy.
-        """
-        # The first is built before there is a trial.
-        assert set(devices["two"]["replicas"][1:]) == {2}
-        assert set(devices["one"]["replicas"]) == {1}
-        (two,), (one,) = devices["two"]["trace"], devices["one"]["trace"]
-        assert two["status"] == one["status"] == "completed"
-        plain = only_row(searched(tmp_path, start=(2,)))
-        for name in (*STAGE_METRICS, "val_loss"):
-            assert two[name] == pytest.approx(one[name], rel=0.05)
-            assert one[name] == pytest.approx(plain[name], rel=1e-4)
-        assert two["scaled_distance"] != one["scaled_distance"]
-        assert devices["two"]["reloaded"] == pytest.approx(two["val_loss"], rel=0.05)
-        assert devices["one"]["reloaded"] == pytest.approx(one["val_loss"], rel=1e-5)
-
-    @pytest.mark.xfail(
-        strict=True,
-        reason="each device has moving statistics of its own: those of the first are saved and "
-        "measured, the images are evaluated with all of them",
-    )
-    def test_what_is_evaluated_is_what_is_saved(self, devices):
-        (row,) = devices["two"]["trace"]
-        assert devices["two"]["reloaded"] == pytest.approx(row["val_loss"], rel=1e-5)
-
-    def test_what_keras_cannot_do(self, devices):
-        for name, expected, value in (
-            *(("steps_per_execution", 1, 2), ("jit_compile", False, True)),
-            ("gradient_accumulation_steps", None, 2),
-        ):
-            kind, message = devices[name]
-            assert kind == "FatalValueError"
-            told = f"Argument `{name}` of the compiled network must be {expected} "
-            assert message.startswith(told)
-            assert message.endswith(f"Received: {name}={value}")
-        kind, message = devices["machines"]
-        assert kind == "ArgumentError"
-        assert message.startswith("Argument `distribution_strategy` must be ")
-        assert "type CollectiveAllReduceStrategy" in message.partition("Received: ")[2]
 
 
 if __name__ == "__main__":

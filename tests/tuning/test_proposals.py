@@ -319,52 +319,6 @@ class TestFailed:
         assert (found.status, found.best) == ("found", answer)
 
 
-# Two stages: trials, settings that could not be trained, and the plan.
-CONTRADICTIONS = {
-    # In one network the first stage met with 5 blocks, in two others not with 7.
-    "a shallower one that met once is no answer": (
-        {(5, 2): (0.5, 0.9), (7, 10): (0.8, 1.0), (7, 9): (0.8, 1.0), (8, 10): (0.8, 1.0)},
-        [],
-        ("found", [], (8, 10), [7, 9]),
-    ),
-    # Depths of 5 and 8 are known to meet, but not both at once.
-    "a setting beside it is tried": (
-        {(5, 10): (0.5, 1.0), (4, 7): (0.5, 0.8), (5, 8): (0.6, 0.8)},
-        [],
-        ("searching", [(6, 8)], (5, 10), [4, 7]),
-    ),
-    "and meets": (
-        {(5, 10): (0.5, 1.0), (4, 7): (0.5, 0.8), (5, 8): (0.6, 0.8), (6, 8): (0.6, 0.8)},
-        [],
-        ("found", [], (6, 8), [5, 7]),
-    ),
-    # No deeper in all than what is known to meet.
-    "and does not": (
-        {(5, 10): (0.5, 1.0), (4, 7): (0.5, 0.8), (5, 8): (0.6, 0.8), (6, 8): (0.7, 0.8)},
-        [],
-        ("found", [], (5, 10), [4, 7]),
-    ),
-    "less deep in all": (
-        {(5, 12): (0.5, 1.0), (4, 7): (0.5, 0.8), (5, 8): (0.6, 0.8)},
-        [],
-        ("searching", [(6, 8)], (5, 12), [4, 7]),
-    ),
-    "not if it could not be trained": (
-        {(5, 12): (0.5, 1.0), (4, 7): (0.5, 0.8), (5, 8): (0.6, 0.8)},
-        [(6, 8)],
-        ("found", [], (5, 12), [4, 7]),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_contradictions(name):
-    """Noise, and stages that do depend on one another."""
-    trials, failed, expected = CONTRADICTIONS[name]
-    found = planned_of(trials, failed=failed)
-    assert (found.status, found.proposals, found.best, found.failing) == expected
-
-
 def meets(measurement):
     """The rule, in exact decimals."""
     distance, epsilon = Fraction(str(measurement.distance)), Fraction(str(EPSILON))
@@ -426,16 +380,6 @@ def test_any_numbers(rng):
         start = tuple(low for low, _ in limits)
         again = plan(list(measured), list(failed), start, limits, EPSILON, tolerance)
         assert not measured or again.status == found.status
-
-
-def test_the_largest_depth_is_the_largest():
-    # The second stage meets with 2 blocks in one network, and does not in another.
-    trials = {(1, 2): (0.1, 0.3), (4, 2): (0.1, 0.1), (2, 2): (0.3, 0.1)}
-    found = planned_of(trials, (1, 2), limits=[(1, 4), (2, 2)])
-    assert all(second == 2 for _, second in found.proposals)
-    trials = {(5, 5): (0.4, 0.4), (4, 2): (0.5, 0.3), (5, 3): (0.6, 0.2)}
-    found = planned_of(trials, (5, 5), limits=[(1, 5)] * 2)
-    assert all(first <= 5 for first, _ in found.proposals)
 
 
 def searches(name, stages, count, starts=(2, 3, 4, 8), largest=300):

@@ -14,9 +14,7 @@ from reference.random_network import (
     random_network,
     randomise,
 )
-from refusals import refused
 
-from tfresidual.layers import ResidualUnit
 from tfresidual.tuning import interleave
 
 pytestmark = pytest.mark.eager
@@ -177,63 +175,3 @@ def test_new_branches_are_scaled(place, layout):
         for path, value in before.items():
             is_last = f"/{last}/" in path and "moving_" not in path
             np.testing.assert_array_equal(after[path], value * scaled if is_last else value)
-
-
-OTHERS = [
-    *({"widths": (4, 6)}, {"stem_width": 3}, {"classes": 7}, {"input_shape": (8, 8, 1)}),
-    *({"bottleneck": True}, {"shortcut": "conv1x1"}, {"lipschitz": 0.9}, {"layout": "original"}),
-    *({"transition": "convolution"}, {"widths": (4,)}, {"widths": (4, 8, 8)}),
-    # Networks whose weights have the same shapes.
-    *({"shortcut": "scaled"}, {"anchor": "input"}, {"classifier_activation": "sigmoid"}),
-    {"pooling": 2},
-]
-
-
-class TestRefused:
-    """Nothing is written then."""
-
-    def refused(self, name, shallow, deep):
-        before = [weights(network) for network in (shallow, deep)]
-        with refused(name) as caught:
-            interleave(shallow, deep)
-        for network, values in zip((shallow, deep), before, strict=True):
-            assert equal(weights(network), values)
-        return str(caught.value)
-
-    @pytest.mark.parametrize("nearness", [-1.0, 1.1, float("nan"), "0.1", None])
-    def test_nearness(self, nearness):
-        with refused("nearness"):
-            interleave(None, None, nearness)
-
-    @pytest.mark.parametrize("blocks", [(1, 3), (2, 1)])
-    def test_shallower(self, blocks):
-        told = self.refused("deep", *pair((2, 3), blocks))
-        assert told.endswith(f"deep with {list(blocks)} blocks, shallow with [2, 3]")
-
-    @pytest.mark.parametrize("settings", OTHERS, ids=str)
-    def test_other_networks(self, settings):
-        shallow = random_network(0, blocks=1, widths=(4, 8))
-        self.refused(
-            "deep", shallow, random_network(1, **{"blocks": 1, "widths": (4, 8), **settings})
-        )
-
-    @pytest.mark.parametrize("name", ["shallow", "deep"])
-    def test_shared_blocks_and_other_models(self, name):
-        networks = dict(zip(("shallow", "deep"), pair((1, 2), (2, 3)), strict=True))
-        for other in (
-            random_network(2, blocks=(2, 3), widths=(4, 8), share_from=0),
-            keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(2, 3)]),
-        ):
-            self.refused(name, **{**networks, name: other})
-
-
-@pytest.mark.compiled
-def test_a_bounded_branch_is_scaled():
-    unit = ResidualUnit(8, lipschitz=0.9)
-    unit.build((None, 5, 5, 8))
-    randomise(unit)
-    unit.converge()
-    branch = unit.branch(STATES).numpy()
-    unit.scale_branch(0.1)
-    unit.converge()
-    np.testing.assert_allclose(unit.branch(STATES), 0.1 * branch, rtol=1e-4, atol=1e-5)

@@ -8,7 +8,6 @@ import sys
 import time
 
 import pytest
-from refusals import refused
 from tuning.forked_search import is_alive, notes, wait_until
 
 from tfresidual import tuning
@@ -153,15 +152,6 @@ def test_a_process_that_fails_ends_all(tmp_path):
         tuning.run_workers(program(wait, fail), 2)
     assert time.monotonic() - begun < 30
     wait_until(lambda: not any(is_alive(int(pid)) for _, pid in notes(folder, "pids")))
-
-
-@pytest.mark.parametrize(
-    ("name", "command", "count"),
-    [("command", "python search.py", 2), ("command", [], 2), ("workers", ["python"], 0)],
-)
-def test_wrong_arguments(name, command, count):
-    with refused(name):
-        tuning.run_workers(command, count)
 
 
 @pytest.mark.parametrize("name", [None, "chief", "worker0"])
