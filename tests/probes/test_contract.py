@@ -129,11 +129,9 @@ def test_splits_are_measured_one_by_one_and_the_network_is_left_as_it_was(name, 
 
 @pytest.mark.eager
 @pytest.mark.parametrize("name", PROBES)
-def test_data_that_is_none_is_refused(name, net):
+def test_data_that_never_ends_is_refused(name, net):
     if name in ("effective_parameters", "lipschitz"):
         pytest.skip("reads no images")
-    images, labels = random_batch(net)
-    endless = tf.data.Dataset.from_tensors((images, labels)).repeat()
-    for data in (None, 3, "images", {}, (images[:, :7], labels), (images[:0], labels[:0]), endless):
-        with refused("data"):
-            run(name, net, data)
+    endless = tf.data.Dataset.from_tensors(random_batch(net)).repeat()
+    with refused("data"):
+        run(name, net, endless)

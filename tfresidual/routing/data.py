@@ -124,7 +124,7 @@ def _raw_batches(data, whole=False):
     elif isinstance(data, Iterator):
         yield from map(unpacked, data)
     else:
-        parts = unpacked(data)
+        parts = tuple(map(_array, unpacked(data)))
         if whole:
             yield parts
             return
@@ -133,6 +133,13 @@ def _raw_batches(data, whole=False):
                 None if part is None else sliced(part, slice(start, start + BATCH_SIZE))
                 for part in parts
             )
+
+
+def _array(part):
+    """Returns a list of numbers as an array; lists of arrays are several inputs or outputs."""
+    is_list = isinstance(part, list)
+    has_arrays = is_list and any(hasattr(leaf, "shape") for leaf in keras.tree.flatten(part))
+    return np.asarray(part) if is_list and not has_arrays else part
 
 
 def _count(images):
