@@ -121,8 +121,13 @@ def _division(model, blocks, expand_nested, inputs):
         if division is None:
             raise
         has_open = None in [size for tensor in whole.inputs for size in tensor.shape]
-        hint = f"; {OPENS_WITH_INPUTS}" if has_open else f": {type(error).__name__}"
+        hint = f"; {OPENS_WITH_INPUTS}" if has_open else f": {_first_line(error)}"
         return division, (f"layers are whole blocks, not opened{hint}",)
+
+
+def _first_line(error):
+    """Returns what an error says first, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _of_blocks(model, whole, blocks):
