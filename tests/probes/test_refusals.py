@@ -86,7 +86,7 @@ VALUES = {
             "chain": [chain_of_values],
         },
     ),
-    "readout": (OF_PLANE, {"memory_limit": [0, 1e-6], "data": [at(1, 2, 3), {}]}),
+    "readout": (OF_PLANE, {"memory_limit": [0, 1e-6], "data": [{}]}),
     "first_order": (OF_NET, {"memory_limit": [0], "chain": [chain_of_values]}),
     "lens": (
         OF_NET,
@@ -114,7 +114,6 @@ VALUES = {
             "metric": ["loss"],
             "positions": [0, "all", [-1], []],  # 0 is none of states with four axes
             "source": [
-                3,
                 lambda: tuple(part[:2] for part in random_batch(net())),
                 lambda: random_batch(net(), images=6),
                 lambda: (random_batch(net())[0][:, :4], random_batch(net())[1]),
