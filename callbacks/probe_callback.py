@@ -182,8 +182,8 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         frames: the frames of the last epoch by name; empty if the probe did not run then.
 
     Raises:
-        ValueError: if an argument cannot be used, or `data` is known to be infinite; when training
-            begins, if the data is empty, can be read only once, or does not fit the network, or if
+        ValueError: if an argument cannot be used, or `data` is known to be infinite or is an
+            iterator; when training begins, if the data is empty or does not fit the network, or if
             the probe fails.
     """
 

@@ -127,8 +127,8 @@ def chain(
     Raises:
         FileNotFoundError: if there is no such file or directory.
         ValueError: if the source is none of these, no blocks can be found in the model, or the
-            file is damaged, holds classes that are not known here, leads to other files, or
-            unpacks to many times its size, or if another argument cannot be used.
+            file is damaged or holds classes that are not known here, or if another argument
+            cannot be used.
     """
     options = {
         "blocks": blocks,
