@@ -302,7 +302,6 @@ def test_networks_too_shallow_to_couple_are_trained_without(settings, tmp_path):
         ("tolerance", {}, {"tolerance": -1}, {}),
         ("coupling", {"coupling": 0.5, "coupling_from": 4}, {"max_blocks": 5}, {}),
         ("warm_start", {"share_from": 1}, {"warm_start": True}, {}),
-        ("workers", {}, {}, {"workers": 0}),
         ("folder", {}, {}, {"folder": os.fsdecode(b"\xff")}),
     ],
 )
@@ -310,8 +309,8 @@ def test_wrong_arguments_write_nothing(
     settings, tmp_path, monkeypatch, name, of_settings, of_search, given
 ):
     monkeypatch.chdir(tmp_path)
-    settings = dataclasses.replace(settings, **of_settings)
-    search = dataclasses.replace(SEARCH, **of_search)
     with refused(name):
+        settings = dataclasses.replace(settings, **of_settings)
+        search = dataclasses.replace(SEARCH, **of_search)
         depth_study.run(**{"folder": "new", "settings": settings, "search": search} | given)
     assert list(tmp_path.iterdir()) == []
