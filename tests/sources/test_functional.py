@@ -501,6 +501,15 @@ def without_gradient(detached=ops.stop_gradient):
     return keras.Model(inputs, layers.Dense(3)(state)), [(1, IDENTITY)] * 2
 
 
+def has_channels_first():
+    """Whether TensorFlow has convolutions of channels first here: on a processor, with oneDNN."""
+    try:
+        tf.nn.conv2d(tf.ones((1, 1, 2, 2)), tf.ones((1, 1, 1, 1)), 1, "SAME", "NCHW")
+    except tf.errors.UnimplementedError:
+        return False
+    return True
+
+
 NEEDS_ONEDNN = pytest.mark.skipif("not has_channels_first()", reason="not here")
 # The builder, and the size that is open in its images.
 SINGLE = {

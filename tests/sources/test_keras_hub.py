@@ -66,7 +66,7 @@ def test_words_that_are_masked_are_no_positions():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     expected = loss(labels, model.predict(inputs, verbose=0))
     for source in (model, keras.Model(model.input, model.output)):
-        chain = tfr.chain(source, inputs=inputs)
+        chain = tfr.chain(source, inputs=inputs, positions=False)
         assert len(probes.drop_blocks(chain, (inputs, labels))) == 4
         last = probes.lens(chain, (inputs, labels))["cross_entropy"].iloc[-1]
         assert last == pytest.approx(float(expected), rel=1e-4)
