@@ -505,15 +505,6 @@ def test_a_folder_that_another_process_writes_to(tmp_path, here, elsewhere, name
     assert set(path.name for path in tmp_path.rglob("*")) - set(before) <= {"run"}
 
 
-def test_tune_in_half_an_environment(tmp_path, monkeypatch, here):
-    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
-    result = here(*SEARCH)
-    assert result.returncode == 2
-    _, line = result.stderr.splitlines()
-    assert line.startswith("tfresidual: Environment variable `KERASTUNER_TUNER_ID` must be set")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.nightly
 def test_ctrl_c(tmp_path, data_dir):
     arguments = [*TINY[:-1], "12", "--data-dir", str(data_dir), "--out", "run"]

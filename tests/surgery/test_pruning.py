@@ -295,7 +295,6 @@ REFUSED = {
         ({"exact": True, "by": "influence"}, "exact"),
         ({"exact": True, "blocks": None, "most_error": 0.1}, "exact"),
         *(({"memory_limit": value}, "memory_limit") for value in (0, -1, "1")),
-        ({"data": lambda: []}, "data"),
         ({"data": lambda: iter([1])}, "data"),
         ({"model": lambda: tfr.chain(NET())}, "model"),
         ({"model": lambda: None}, "model"),
