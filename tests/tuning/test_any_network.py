@@ -218,9 +218,10 @@ def test_a_search_with_other_networks_and_resumed(tmp_path, name):
 # What tells networks and trainings apart.
 
 
-def functional(name=None, factor=2.0, size=2, loss="mse", optimizer="sgd", two=False, **dense):
+def functional(factor=2.0, size=2, loss="mse", optimizer="sgd", two=False, **dense):
     """A network of Keras' layers, one of them a `Lambda`."""
-    state = inputs = keras.Input((8, 8, 1), name=name)
+    keras.backend.clear_session()
+    state = inputs = keras.Input((8, 8, 1))
     branch = keras.layers.Conv2D(1, size, padding="same", **dense)(state)
     branch = keras.layers.Lambda(lambda value: factor * value)(branch)
     branch = keras.layers.Dropout(0.1)(branch)
@@ -242,7 +243,6 @@ class Focal(keras.losses.Loss):
 # What is another network, or is trained otherwise; and which part says so.
 OTHERS = {
     "again": ({}, None),
-    "names": ({"name": "another"}, None),
     "wiring": ({"two": True}, "network"),
     "kernel": ({"size": 3}, "network"),
     "regularizer": ({"kernel_regularizer": "l2"}, "network"),

@@ -96,10 +96,8 @@ class TestSearch:
         (outcome,) = outcomes_of(tuner.oracle)
         assert tuner.ran == [(40,), (6,)]
         assert (outcome.status, outcome.blocks, outcome.trial) == ("searching", (6,), 1)
-        assert outcome.message == (
-            "the search for a mean scaled perturbation of 0.1 is not finished: 6 blocks (error "
-            "16.7%) meet it; 2 trials were allowed. A network of 40 blocks (2.5%) has a lower error"
-        )
+        assert "`max_trials`" in outcome.message
+        assert "40 blocks (2.5%)" in outcome.message
         frame = trace_of(tuner.oracle)
         assert frame["meets_rule"].tolist() == [True, True]
         assert not frame["found"].any()
@@ -590,10 +588,7 @@ class TestOutcomes:
         tuner = search(tmp_path, stages, (4, 4), max_blocks=(128, 24))
         (outcome,) = outcomes_of(tuner.oracle)
         assert (outcome.status, outcome.blocks, outcome.trial) == ("not satisfied", None, None)
-        assert outcome.message == (
-            "no depth inside the bounds brings every mean scaled perturbation to 0.1: stage 2 at "
-            "24 blocks has more. Raise `epsilon` or `max_blocks`, or train longer"
-        )
+        assert "stage 2 at 24 blocks" in outcome.message
         assert tuner.get_best_hyperparameters(10) == []
 
     def test_contradictions(self, tmp_path):

@@ -1,4 +1,4 @@
-"""Passes over a `tf.data.Dataset` that end at once. TensorFlow only."""
+"""Passes over a `tf.data.Dataset`. TensorFlow only."""
 
 import tensorflow as tf
 
@@ -17,3 +17,20 @@ def without_tuning(dataset):
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
+
+
+def of_any_size(data):
+    """Returns data whose batches are of no fixed size, if it is a dataset of unknown length.
+
+    At the end of such a dataset, `evaluate` of Keras up to 3.15.1 runs its step once more, without
+    a batch: a metric then counts a batch of fixed size that is not there.
+    """
+    if not isinstance(data, tf.data.Dataset) or data.cardinality() != tf.data.UNKNOWN_CARDINALITY:
+        return data
+
+    def freed(part):
+        is_dense = isinstance(part, tf.Tensor) and part.shape.rank
+        shape = [None, *part.shape[1:]] if is_dense else None
+        return tf.compat.v1.placeholder_with_default(part, shape) if is_dense else part
+
+    return data.map(lambda *batch: tf.nest.map_structure(freed, batch))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import itertools
 import math
 import pathlib
 import shutil
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 import keras
 import keras_tuner
 import numpy as np
-import tensorflow as tf
 from keras_tuner import errors
 from keras_tuner.engine.tuner import maybe_distribute
 
@@ -25,8 +23,8 @@ from tfresidual.definitions.arguments import ArgumentError, check_int
 from tfresidual.definitions.settings import EPSILON
 from tfresidual.machine.files import read_json, replacing
 from tfresidual.machine.first_step import build_optimizer, traced_once
-from tfresidual.machine.locks import LOCK, locked
-from tfresidual.machine.memory import TooLargeError, check_fits
+from tfresidual.machine.locks import locked
+from tfresidual.machine.passes import of_any_size
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.chain import Chain
@@ -165,19 +163,8 @@ class DepthSearch(BuildingTuner):
         **kwargs: Any,
     ) -> None:
         check_no_objective(kwargs)
-        _check_devices(kwargs.get("distribution_strategy"))
         seed = check_int("seed", seed, at_least=0, at_most=2**31 - 1)
-        if not callable(hypermodel) and not isinstance(hypermodel, keras_tuner.HyperModel):
-            must = "be a function of hyperparameters, or a `keras_tuner.HyperModel`"
-            raise ArgumentError("hypermodel", must, hypermodel)
-        if chain is not None and not callable(chain):
-            raise ArgumentError(
-                "chain",
-                "be a function that returns the chain of a network, such as `tfresidual.chain`",
-                chain,
-            )
-        name = "executions_per_trial"
-        executions = check_int(name, kwargs.get(name, 1), at_least=1)
+        executions = kwargs.get("executions_per_trial", 1)
         oracle = DepthOracle(
             start,
             epsilon=epsilon,
@@ -198,7 +185,7 @@ class DepthSearch(BuildingTuner):
         # What is known of the validation data, which is read once.
         self._guessing = None
         if kwargs.pop("overwrite", False) and not is_worker():
-            _clear(kwargs.get("directory"), kwargs.get("project_name"))
+            _remove(kwargs.get("directory"), kwargs.get("project_name"))
         super().__init__(oracle, hypermodel, **kwargs)
         if not is_worker() and self.oracle.is_begun():
             # The hyperparameters of this program count, not those of the one that began the search.
@@ -222,17 +209,14 @@ class DepthSearch(BuildingTuner):
                 written; the search can be resumed.
             SearchError: if too many trials failed in a row.
         """
-        data, name = self._images(fit_kwargs)
+        data = self._images(fit_kwargs)
         if data is None:
             raise ArgumentError(
                 "validation_data",
                 "hold the images to measure on, or `probe_data` must be given to `DepthSearch`",
                 None,
             )
-        try:
-            check_data(data, again=True)
-        except (ValueError, TypeError) as error:
-            raise ValueError(_of_images(name, data, error)) from error
+        check_data(data, again=True)
         if is_worker():
             super().search(*fit_args, **fit_kwargs)
             return
@@ -263,8 +247,9 @@ class DepthSearch(BuildingTuner):
         values = before.get("hypermodel", {}).get("values", self.oracle.get_space().values)
         space = self.oracle.get_space()
         space.values = dict(values)
+        # The names of layers count from 0 again.
+        keras.backend.clear_session()
         network = self.build_beside(space)
-        self._check_fit(network)
         given = {"values": values}
         if isinstance(network, keras.Model):
             given |= fingerprint.of_network(network)
@@ -333,13 +318,7 @@ class DepthSearch(BuildingTuner):
         seeds = np.random.SeedSequence([self.seed, execution, *depths])
         keras.utils.set_random_seed(int(seeds.generate_state(1)[0] >> 1))
         network = self.build_network(trial.hyperparameters)
-        if network.built:
-            # Before the chain is made, which may compute with images.
-            _check_memory(network, depths, args, kwargs)
-        with _fatal():
-            self._check_fit(network)
         chain = self._checked_chain(network, depths, kwargs)
-        _check_compiled(network, self.distribution_strategy)
         built = values_of(network)
         self._warm_start(trial, network)
         calls = {
@@ -360,8 +339,8 @@ class DepthSearch(BuildingTuner):
             self._least = worst
             with replacing(pathlib.Path(self.get_trial_dir(trial.trial_id), WEIGHTS_FILE)) as path:
                 network.save_weights(path)
-        data, _ = self._images(kwargs)
-        for stage, numbers in compared_with_built(network, chain, built, data).items():
+        found = compared_with_built(network, chain, built, self._images(kwargs))
+        for stage, numbers in found.items():
             measured |= {log_key(name, stage): number for name, number in numbers.items()}
         return measured | {"seconds": time.monotonic() - begun}
 
@@ -381,16 +360,6 @@ class DepthSearch(BuildingTuner):
             check_same_settings(before, settings, self.project_dir)
         self._is_compared = True
 
-    def _check_fit(self, network):
-        """Raises a `ValueError` if a network is not compiled for the `fit` of keras-tuner."""
-        has_own_fit = type(self.hypermodel).fit is not keras_tuner.HyperModel.fit
-        if isinstance(network, keras.Model) and not network.compiled and not has_own_fit:
-            raise ArgumentError(
-                "hypermodel",
-                "build compiled networks: let it call `compile`",
-                received=f"{type(network).__name__} {network.name!r}, which is not compiled",
-            )
-
     def _warm_start(self, trial, network):
         source = trial.hyperparameters.values.get(SOURCE)
         if source is None:
@@ -402,13 +371,12 @@ class DepthSearch(BuildingTuner):
             interleave(shallow, network)
 
     def _images(self, fit_kwargs):
-        """Returns the data on which distances are measured, and the name of its argument."""
-        is_given = self.probe_data is not None
-        data = self.probe_data if is_given else fit_kwargs.get("validation_data")
-        if isinstance(data, (tuple, list)):
-            # Sample weights, if present, are not used here.
-            data = tuple(data[:2])
-        return data, "probe_data" if is_given else "validation_data"
+        """Returns the data on which distances are measured."""
+        if self.probe_data is not None:
+            return self.probe_data
+        data = fit_kwargs.get("validation_data")
+        # Sample weights, if present, are not used here.
+        return tuple(data[:2]) if isinstance(data, (tuple, list)) else data
 
     def _checked_chain(self, network, depths, fit_kwargs):
         """Returns the chain of a network; rejects it before training if it cannot be measured."""
@@ -419,33 +387,22 @@ class DepthSearch(BuildingTuner):
             raise errors.FatalValueError(
                 "Argument `hypermodel` must build a network whose chain has `tuning.blocks(hp)` "
                 f"blocks in its stages, here {depths}; `print(tfresidual.chain(network))` shows "
-                "which are found, and the argument `chain` says how. Received: "
-                f"{network.name} with {found}: {_other_depth(depths, found)}"
+                f"which are found, and the argument `chain` says how. Received: {found}"
             )
-        data, name = self._images(fit_kwargs)
-        try:
-            next(batches_of(data, chain, with_labels=False))
-        except ValueError as error:
-            raise errors.FatalValueError(_of_images(name, data, error)) from error
+        with _fatal():
+            next(batches_of(self._images(fit_kwargs), chain, with_labels=False))
         return chain
 
     def _chain_of(self, network):
         """Returns the chain of a network, of which a subclassed one may be built by that."""
-        chain = sources.chain(network) if self.chain is None else self.chain(network)
-        if not isinstance(chain, Chain):
-            raise ArgumentError(
-                "chain",
-                "be a function that returns a `tfresidual.routing.Chain`",
-                received=f"chain={self.chain!r}, which returned {chain!r}",
-            )
-        return chain
+        return (self.chain or sources.chain)(network)
 
     def _evaluated(self, network, fit_kwargs):
         """Returns the metrics of a network on its validation data, named as by `fit`."""
         validation = fit_kwargs.get("validation_data")
         if validation is None:
             return {}
-        inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(validation)
+        inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(of_any_size(validation))
         steps = fit_kwargs.get("validation_steps")
         values = network.evaluate(
             inputs,
@@ -466,7 +423,7 @@ class DepthSearch(BuildingTuner):
 
     def _measured(self, chain, depths, fit_kwargs):
         """Returns the measurements of a trained network that the rule needs, by name."""
-        frame = probes.computational_distance(chain, self._images(fit_kwargs)[0])
+        frame = probes.computational_distance(chain, self._images(fit_kwargs))
         measured = {}
         for row in frame[frame["stage"] != ALL_STAGES].to_dict("records"):
             measured[log_key("blocks", row["stage"])] = float(row["blocks"])
@@ -591,55 +548,6 @@ def _fatal(before=""):
         raise errors.FatalValueError(f"{before}{error}") from error
 
 
-def _of_images(name, data, error):
-    """Returns the error message for images on which nothing can be measured."""
-    reason = f"{error}" or f"it is empty. Received: {name}={data!r}"
-    return f"Argument `{name}` must hold the images to measure on: {reason}"
-
-
-def _other_depth(expected, found):
-    """Returns in which stage a network has another depth than it is to have."""
-    pairs = itertools.zip_longest(expected, found)
-    stage, (wanted, there) = next((n, p) for n, p in enumerate(pairs, start=1) if p[0] != p[1])
-    if wanted is None:
-        return f"stage {stage}, of {blocks_text([there])}, where {len(expected)} are expected"
-    if there is None:
-        return f"no stage {stage}, of which {blocks_text([wanted])} are expected"
-    return f"stage {stage} has {blocks_text([there])}, expected {wanted}"
-
-
-def _check_memory(network, depths, fit_args, fit_kwargs):
-    """Fails a trial if even a lower bound of the memory of its training does not fit."""
-    data = fit_args[0] if fit_args else fit_kwargs.get("x")
-    images = fit_args[2] if len(fit_args) > 2 else fit_kwargs.get("batch_size")
-    if isinstance(data, tf.data.Dataset):
-        shapes = [part.shape for part in tf.nest.flatten(data.element_spec)]
-        images = shapes[0][0] if shapes and shapes[0].rank else None
-    elif not isinstance(data, keras.utils.PyDataset) and hasattr(data, "__len__"):
-        first = tf.nest.flatten(data)[0] if isinstance(data, dict) else data
-        images = min(images or 32, len(first))
-    tensors = []
-    for layer in network.layers:
-        # Subclassed networks have no symbolic outputs, and layers that are called twice have two.
-        with contextlib.suppress(AttributeError, ValueError):
-            tensors += tf.nest.flatten(layer.output) if layer.weights else ()
-    kept = sum(_bytes(t, t.shape[1:]) for t in tensors if None not in t.shape[1:])
-    variables = [*network.weights, *network.trainable_weights]
-    try:
-        check_fits(
-            sum(_bytes(v, v.shape) for v in variables) + (images or 1) * kept,
-            "Argument `max_blocks` must allow networks alone whose training fits into the memory "
-            "of this machine: the training",
-            f"a network of {blocks_text(depths)}",
-        )
-    except TooLargeError as error:
-        raise errors.FailedTrialError(str(error)) from error
-
-
-def _bytes(tensor, shape):
-    return math.prod(shape) * tf.as_dtype(tensor.dtype).size
-
-
 def load_trained(network, path):
     """Loads the weights and the optimizer state that a trial saved into a compiled network."""
     build_optimizer(network)
@@ -649,17 +557,12 @@ def load_trained(network, path):
         network.load_weights(path)
 
 
-def _clear(directory, project_name):
-    """Deletes an earlier search in the folder, unless it is running."""
+def _remove(directory, project_name):
+    """Removes an earlier search in the folder, unless it is running."""
     folder = pathlib.Path(directory or ".", project_name or "untitled_project")
-    if not folder.exists():
-        return
-    with locked(folder, "project_name"):
-        for path in folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name != LOCK:
-                path.unlink()
+    if folder.exists():
+        with locked(folder, "project_name"):
+            shutil.rmtree(folder)
 
 
 def _averaged(results):
@@ -689,45 +592,3 @@ def _averaged(results):
 def _worst(measured):
     """Returns the largest mean scaled perturbation of all stages."""
     return max((v for name, v in measured.items() if name.endswith(f"/{MEAN}")), default=0.0)
-
-
-def _check_devices(strategy):
-    """Raises a `ValueError` if Keras 3 cannot train with this strategy on TensorFlow."""
-    if keras.distribution.distribution() is not None:
-        raise ValueError(
-            "`keras.distribution` does nothing on the TensorFlow backend. Unset it, and give "
-            "`distribution_strategy=tf.distribute.MirroredStrategy()` to train each network on "
-            "several devices, or use several workers. Received: keras.distribution.distribution()="
-            f"{keras.distribution.distribution()!r}"
-        )
-    kinds = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
-    several_machines = tf.distribute.MultiWorkerMirroredStrategy
-    if strategy is not None and (
-        not isinstance(strategy, kinds) or isinstance(strategy, several_machines)
-    ):
-        raise ArgumentError(
-            "distribution_strategy",
-            "be a `tf.distribute.MirroredStrategy` or `OneDeviceStrategy`: `model.fit` of Keras 3 "
-            "works with no other. To use several machines, let each be a worker that trains "
-            "networks of its own",
-            received=f"distribution_strategy={strategy!r} of type {type(strategy).__name__}",
-        )
-
-
-def _check_compiled(network, strategy):
-    """Raises an error if a network compiled this way cannot be trained on several devices."""
-    if strategy is None or strategy.num_replicas_in_sync == 1:
-        return
-    name = "gradient_accumulation_steps"
-    found = {
-        "steps_per_execution": (network.steps_per_execution, 1),
-        "jit_compile": (bool(network.jit_compile), False),
-        name: (getattr(network.optimizer, name, None), None),
-    }
-    for name, (value, expected) in found.items():
-        if value != expected:
-            raise errors.FatalValueError(
-                f"Argument `{name}` of the compiled network must be {expected} on several devices: "
-                "Keras 3 cannot train otherwise under `tf.distribute`. Train on one device, or "
-                f"let several workers train one network each. Received: {name}={value!r}"
-            )

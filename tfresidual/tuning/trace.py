@@ -183,7 +183,8 @@ def outcomes_of(oracle: DepthOracle) -> list[Outcome]:
 def _outcome(oracle, others):
     plan = oracle.plan(others)
     if plan.best is None:
-        return Outcome(plan.status, None, None, _message(oracle, plan, others), others)
+        message = _message(oracle, plan, others) + _least_error(oracle, others, {})
+        return Outcome(plan.status, None, None, message, others)
     number, trial = next(
         (number, trial)
         for number, trial in enumerate(oracle.in_order())
@@ -195,14 +196,11 @@ def _outcome(oracle, others):
     built = [oracle.as_built(trial, stage) for stage in range(1, len(plan.best) + 1)]
     as_built, moved = (None, None) if None in built else zip(*built, strict=True)
     is_guess = is_better is False and plan.status == "found"
-    lower = _lower_error(oracle, others, rates)
     error = error_text(rates)
     text = f"{blocks_text(plan.best)}{f' ({error})' if error else ''}"
-    message = _message(oracle, plan, others, text) + _remarks(
-        rates, is_better, as_built, moved, oracle.epsilon
-    )
-    if lower is not None:
-        message += f". A network of {lower}"
+    message = _message(oracle, plan, others, text)
+    message += _remarks(rates, is_better, as_built, moved, oracle.epsilon)
+    message += _least_error(oracle, others, rates)
     return Outcome(
         *(AT_CHANCE if is_guess else plan.status, plan.best, number, message, others),
         *(rates.get("error"), rates.get(CHANCE_ERROR), is_better, as_built, moved),
@@ -215,22 +213,24 @@ def _is_better(oracle, trial):
     return is_better_than_chance(*rates.values()) if len(rates) == 3 else None
 
 
-def _lower_error(oracle, others, rates):
-    """Returns blocks and error of the trial with the lowest error, as text, if below `rates`."""
+def _least_error(oracle, others, rates):
+    """Returns which trial errs least, as text; empty if none errs less than `rates` say."""
     known = [
-        (oracle.error(trial)["error"], trial)
+        (oracle.error(trial)["error"], blocks_text(blocks(trial.hyperparameters)))
         for trial in oracle.in_order()
         if trial.status == COMPLETED
         and oracle.others_of(trial) == others
         and "error" in oracle.error(trial)
     ]
-    lowest, trial = min(known, key=lambda pair: pair[0], default=(None, None))
-    if "error" not in rates or lowest is None or not lowest < rates["error"]:
-        return None
+    lowest, depths = min(known, key=lambda pair: pair[0], default=(math.inf, ""))
+    if not lowest < rates.get("error", math.inf):
+        return ""
+    if not rates:
+        return f". Of the networks trained, that of {depths} errs least ({lowest:.1%})"
     noise = error_of_difference(lowest, *rates.values()) if len(rates) == 3 else math.nan
     reach = STANDARD_ERRORS * noise
     within = ", but not by two standard errors" if rates["error"] - lowest <= reach else ""
-    return f"{blocks_text(blocks(trial.hyperparameters))} ({lowest:.1%}) has a lower error{within}"
+    return f". A network of {depths} ({lowest:.1%}) has a lower error{within}"
 
 
 def _remarks(rates, is_better, as_built, moved, epsilon):
@@ -305,9 +305,10 @@ def _message(oracle, plan, others, found=None):
     count = oracle.max_trials
     allowed = "1 trial was allowed" if count == 1 else f"{count} trials were allowed"
     why = f"; {allowed}" if oracle.is_full() else ""
+    larger = ", with a larger `max_trials`," if oracle.is_full() else ""
     return (
-        f"the search for a mean scaled perturbation of {epsilon} is not finished: {so_far}{why}"
-        f"{_guessing(oracle, trials)}"
+        f"the search for a mean scaled perturbation of {epsilon} is not finished: {so_far}{why}. "
+        f"Run it again{larger} to go on{_guessing(oracle, trials)}"
     )
 
 
