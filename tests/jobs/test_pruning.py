@@ -11,11 +11,11 @@ import pytest
 from refusals import refused
 
 from tfresidual import surgery
+from tfresidual.definitions.chance import AT_CHANCE
 from tfresidual.definitions.settings import CRITERIA, PruningSettings
 from tfresidual.jobs import pruning, training
 from tfresidual.jobs.run_folder import settings_of
 from tfresidual.jobs.settings import Settings
-from tfresidual.probes.guessing import AT_CHANCE
 
 pytestmark = pytest.mark.system
 

@@ -17,8 +17,9 @@ from tuning.synthetic_search import constant, quiet_oracle, stages_of
 
 import tfresidual as tfr
 from tfresidual import tuning
+from tfresidual.definitions import chance
 from tfresidual.surgery.statistics import set_statistics
-from tfresidual.tuning import as_built, chance, fingerprint
+from tfresidual.tuning import as_built, fingerprint
 
 pytestmark = [pytest.mark.eager, pytest.mark.usefixtures("no_old_garbage")]
 

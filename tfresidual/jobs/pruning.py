@@ -11,6 +11,7 @@ import pandas as pd
 
 from tfresidual import datasets, surgery, training
 from tfresidual.definitions.arguments import ArgumentError, check_choice, checked_path
+from tfresidual.definitions.chance import chance_text
 from tfresidual.definitions.settings import CRITERIA, PruningSettings
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.frames import count_images, write_frames_and_figures
@@ -31,7 +32,6 @@ from tfresidual.jobs.targets import (
 from tfresidual.machine.console import say
 from tfresidual.machine.files import replacing
 from tfresidual.machine.locks import locked
-from tfresidual.probes.guessing import chance_text
 from tfresidual.report import pruning_sections, write
 from tfresidual.report.pruning import outcome_text
 from tfresidual.report.study import images_text

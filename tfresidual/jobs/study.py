@@ -16,7 +16,7 @@ import numpy as np
 from tfresidual import plots, probes, sources
 from tfresidual.datasets import plain
 from tfresidual.definitions.arguments import checked_path
-from tfresidual.definitions.chance import STANDARD_ERRORS
+from tfresidual.definitions.averages import STANDARD_ERRORS
 from tfresidual.jobs.frames import (
     count_images,
     described,

@@ -14,6 +14,7 @@ from tfresidual.definitions.arguments import (
     check_int,
     check_number,
 )
+from tfresidual.definitions.averages import weighted_mean
 from tfresidual.definitions.declarations import (
     IMAGES,
     UNROLLED,
@@ -27,7 +28,7 @@ from tfresidual.definitions.declarations import (
     Study,
 )
 from tfresidual.probes.evaluate_routes import places_of
-from tfresidual.probes.measure import joined_splits, weighted_mean
+from tfresidual.probes.measure import joined_splits
 from tfresidual.routing import evaluate
 from tfresidual.routing.data import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT

@@ -15,7 +15,8 @@ from tfresidual.definitions.arguments import (
     check_number,
     is_number,
 )
-from tfresidual.definitions.chance import noise_at
+from tfresidual.definitions.averages import images_of, weighted_mean
+from tfresidual.definitions.chance import chance_error, noise_at
 from tfresidual.definitions.declarations import (
     ROUTES,
     Column,
@@ -31,8 +32,6 @@ from tfresidual.definitions.settings import CHANCES
 from tfresidual.probes.drop_blocks import compared_with_whole
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
 from tfresidual.probes.evaluate_routes import frames_of_rows
-from tfresidual.probes.guessing import chance_error, images_of
-from tfresidual.probes.measure import weighted_mean
 from tfresidual.probes.readout import rows_of as readout_rows
 from tfresidual.probes.repeat_last_block import rows_of as repeat_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT

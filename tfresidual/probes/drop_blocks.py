@@ -8,6 +8,8 @@ import numpy as np
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import check_choice
+from tfresidual.definitions.averages import rise_over, weighted_mean
+from tfresidual.definitions.chance import warn_of_chance
 from tfresidual.definitions.declarations import (
     LINES,
     ROUTES,
@@ -20,8 +22,7 @@ from tfresidual.definitions.declarations import (
 )
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.fills import FILLS, ZERO, filled, route_with_fill
-from tfresidual.probes.guessing import warn_of_chance
-from tfresidual.probes.measure import joined_splits, rise_over, weighted_mean
+from tfresidual.probes.measure import joined_splits
 from tfresidual.routing.data import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_scored
 from tfresidual.routing.routes import drop

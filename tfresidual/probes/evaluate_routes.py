@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.probes.measure import joined_splits, repeated, weighted_mean
+from tfresidual.definitions.averages import weighted_mean
+from tfresidual.probes.measure import joined_splits, repeated
 from tfresidual.routing import evaluate
 from tfresidual.routing.data import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT

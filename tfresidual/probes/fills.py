@@ -17,9 +17,10 @@ from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.compiled import compiled
 from tfresidual.probes.patching import are_sources, with_others
 from tfresidual.routing.chain import BLOCK_FUNCTIONS
-from tfresidual.routing.data import batches_of, key_of, rebatched, shape_of_outputs, spec_of
+from tfresidual.routing.data import batches_of, key_of, shape_of_outputs, spec_of
 from tfresidual.routing.positions import counted_images, has_them, known_positions
 from tfresidual.routing.routes import Route, unperturbed
+from tfresidual.routing.runs import begun
 
 ZERO, MEAN, RESAMPLE = FILLS = ("zero", "mean", "resample")
 # A power of 2, by which a branch is divided again without rounding.
@@ -182,10 +183,8 @@ def _context_with_others(chain, images, keep_norm):
 
 def _measure_means(chain, data, keep_norm, means):
     """Sets the means over the images that count, without their padding."""
-    if chain.prepare is not None:
-        chain.prepare()
     totals = None
-    for images, labels, weights in rebatched(batches_of(data, chain), IMAGES_AT_ONCE):
+    for images, labels, weights in begun(chain, data, with_losses=False, at_once=IMAGES_AT_ONCE):
         summed = _compiled_sums(chain, keep_norm, images, labels)
         sums = [part.numpy() for part in tf.nest.flatten(summed(images, labels, weights))]
         if totals is not None:

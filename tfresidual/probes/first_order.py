@@ -10,6 +10,7 @@ import pandas as pd
 import tensorflow as tf
 from keras import ops
 
+from tfresidual.definitions.averages import standard_error, weighted_mean
 from tfresidual.definitions.declarations import (
     ZERO,
     Column,
@@ -23,13 +24,7 @@ from tfresidual.definitions.declarations import (
 from tfresidual.definitions.metrics import change_of, norm, ratio
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.drop_blocks import rows_of
-from tfresidual.probes.measure import (
-    block_places,
-    joined_splits,
-    repeated,
-    standard_error,
-    weighted_mean,
-)
+from tfresidual.probes.measure import block_places, joined_splits, repeated
 from tfresidual.probes.predictions import label_check, scored_chain
 from tfresidual.routing import evaluate
 from tfresidual.routing.data import batches_of, count_of, splits_of

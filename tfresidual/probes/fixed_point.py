@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.averages import counted_weights, weighted_mean
 from tfresidual.definitions.declarations import (
     ROUTES,
     UNROLLED,
@@ -24,7 +25,7 @@ from tfresidual.definitions.declarations import (
     Study,
 )
 from tfresidual.definitions.metrics import change_of, norm
-from tfresidual.probes.measure import counted_weights, joined_splits, weighted_mean
+from tfresidual.probes.measure import joined_splits
 from tfresidual.routing.data import splits_of
 from tfresidual.routing.positions import (
     check_any_counts,

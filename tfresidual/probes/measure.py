@@ -11,17 +11,22 @@ import numpy as np
 import pandas as pd
 
 from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.averages import (
+    counted_weights,
+    share_below_zero,
+    standard_error,
+    weighted_mean,
+)
 from tfresidual.routing.data import shape_of_outputs, splits_of
 from tfresidual.routing.positions import VALID_POSITIONS, check_any_counts, check_prepared, masks_of
 from tfresidual.routing.runs import WEIGHTS, run_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
     import tensorflow as tf
 
-    from tfresidual.definitions.types import Array, ArrayLike, Data, Frame
+    from tfresidual.definitions.types import Data, Frame
     from tfresidual.routing import Chain
 
 
@@ -177,61 +182,6 @@ def by_split(frame, function):
     """Applies a function of frames to each split of a frame; the splits stay in their order."""
     parts = frame.groupby("split", sort=False)
     return joined_splits({name: function(part.drop(columns="split")) for name, part in parts})
-
-
-def counted_weights(weights: Array, is_counted: Array | None) -> Array:
-    """Returns weights of images, 0 for those that do not count; all count if the mask is `None`."""
-    return weights if is_counted is None else weights * is_counted
-
-
-def weighted_mean(values: ArrayLike, weights: Array) -> Any:
-    """Returns the means over the first axis, in float64, without values whose weight is 0.
-
-    They are NaN if all weights are 0.
-    """
-    is_counted = weights > 0
-    weights, values = weights[is_counted], np.asarray(values, np.float64)[is_counted]
-    if not len(weights):
-        return np.full(values.shape[1:], np.nan)[()]
-    # Infinite values of networks that explode.
-    with np.errstate(invalid="ignore"):
-        if (weights == weights[0]).all():
-            return values.mean(axis=0)
-        return np.tensordot(weights / weights.sum(), values, axes=1)[()]
-
-
-def share_below_zero(values, weights):
-    """Returns the share of values below 0 over the first axis, NaN where one is NaN."""
-    return weighted_mean(np.where(np.isnan(values), np.nan, values < 0), weights)
-
-
-def standard_error(values: ArrayLike, weights: Array) -> Any:
-    """Returns the standard errors of `weighted_mean` of an array `(images, ...)`, in float64.
-
-    For n images and weights w whose sum is 1, it is the root of n / (n - 1) times the sum of
-    w^2 (value - mean)^2; NaN for a single image and where a value is NaN.
-    """
-    is_counted = weights > 0
-    weights, values = weights[is_counted], np.asarray(values, np.float64)[is_counted]
-    images = len(weights)
-    if images < 2:
-        return np.full(values.shape[1:], np.nan)[()]
-    shares = (weights / weights.sum()).reshape(-1, *[1] * (values.ndim - 1))
-    squares = (shares * (values - weighted_mean(values, weights))) ** 2
-    return np.sqrt(images / (images - 1) * squares.sum(axis=0))
-
-
-def rise_over(values: ArrayLike, whole: ArrayLike, weights: Array) -> tuple[Any, Any]:
-    """Returns how much the means of values over the first axis are above that of `whole`.
-
-    And the standard errors of these differences, over the same images. `whole` is `(images,)`.
-    """
-    values = np.asarray(values, np.float64)
-    whole = np.asarray(whole, np.float64).reshape(-1, *[1] * (values.ndim - 1))
-    # Losses of networks that explode.
-    with np.errstate(invalid="ignore"):
-        rises = values - whole
-        return weighted_mean(rises, weights), standard_error(rises, weights)
 
 
 def block_places(chain):

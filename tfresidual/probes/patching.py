@@ -13,7 +13,7 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError, check_choice, check_ints, is_int
-from tfresidual.definitions.chance import STANDARD_ERRORS
+from tfresidual.definitions.averages import STANDARD_ERRORS, standard_error, weighted_mean
 from tfresidual.definitions.declarations import (
     IMAGES,
     ZERO,
@@ -28,13 +28,7 @@ from tfresidual.definitions.declarations import (
 from tfresidual.definitions.warning import warn
 from tfresidual.machine.compiled import compiled
 from tfresidual.machine.console import progress_bar
-from tfresidual.probes.measure import (
-    block_places,
-    joined_splits,
-    repeated,
-    standard_error,
-    weighted_mean,
-)
+from tfresidual.probes.measure import block_places, joined_splits, repeated
 from tfresidual.probes.predictions import (
     FIRST,
     LABEL,
@@ -51,7 +45,6 @@ from tfresidual.probes.predictions import (
     probabilities_of,
     scored_chain,
 )
-from tfresidual.routing.agreement import check_run
 from tfresidual.routing.data import (
     batches_of,
     chosen_of,
@@ -72,7 +65,7 @@ from tfresidual.routing.positions import (
     known_positions,
     valid_positions,
 )
-from tfresidual.routing.runs import WEIGHTS
+from tfresidual.routing.runs import WEIGHTS, begun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -240,8 +233,6 @@ def patching(
     if positions is not None and not (isinstance(positions, str) and positions == EACH):
         positions = _checked_positions(positions)
     chain = scored_chain(chain)
-    if chain.prepare is not None:
-        chain.prepare()
     if isinstance(source, Mapping) and not isinstance(data, Mapping):
         raise ArgumentError(
             "source",
@@ -279,7 +270,6 @@ def _values_of(chain, data, source, what, positions, measured, progress):
             images, labels, source_images, source_labels = batch
             key = key_of(batch)
             if key not in functions:
-                check_run(chain, images)
                 if positions is not None:
                     _check_positions(chain, sliced(images, slice(1)), positions)
                 functions[key] = _compiled(chain, what, positions, measured, batch)
@@ -295,11 +285,11 @@ def _values_of(chain, data, source, what, positions, measured, progress):
 
 def _pairs(chain, data, source, at_once):
     """Yields images and labels of the data, those of the source for them, and weights."""
-    batches = batches_of(data, chain, with_all=source is not None)
+    batches = begun(chain, data, with_losses=False, with_all=source is not None)
     if source is None:
         yield from rebatched(with_others(chain, batches, places_of_next), at_once)
         return
-    others = rebatched(_batches_of_source(chain, source), at_once)
+    others = rebatched(batches_of(source, chain, with_all=True), at_once)
     for own, other in itertools.zip_longest(rebatched(batches, at_once), others):
         counts = [0 if part is None else len(part[1]) for part in (own, other)]
         if counts[0] != counts[1]:
@@ -319,14 +309,6 @@ def _pairs(chain, data, source, at_once):
         pairs = chosen_of((*own[:2], *other[:2], own[2]), (own[2] > 0) & (other[2] > 0))
         if len(pairs[-1]):
             yield pairs
-
-
-def _batches_of_source(chain, source):
-    try:
-        yield from batches_of(source, chain, with_all=True)
-    except ValueError as error:
-        said = str(error).replace("`data`", "`source`").replace("data=", "source=")
-        raise ValueError(said) from error
 
 
 def with_others(chain, batches, places_of):

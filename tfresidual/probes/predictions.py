@@ -13,7 +13,8 @@ from keras import backend
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, is_int
-from tfresidual.probes.measure import check_blocks, repeated, weighted_mean
+from tfresidual.definitions.averages import weighted_mean
+from tfresidual.probes.measure import check_blocks, repeated
 from tfresidual.routing.data import shape_of_outputs
 from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.positions import check_any_counts, check_prepared, counted, counted_images

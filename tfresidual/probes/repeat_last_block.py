@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_int, check_ints
+from tfresidual.definitions.averages import counted_weights, standard_error, weighted_mean
 from tfresidual.definitions.declarations import (
     ROUTES,
     UNROLLED,
@@ -26,7 +27,6 @@ from tfresidual.definitions.declarations import (
 from tfresidual.definitions.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.block_metrics import block_metrics
 from tfresidual.probes.evaluate_routes import frames_of_rows
-from tfresidual.probes.measure import counted_weights, standard_error, weighted_mean
 from tfresidual.routing import routes
 from tfresidual.routing.data import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT

@@ -9,7 +9,8 @@ import math
 
 import numpy as np
 
-from tfresidual.definitions.chance import STANDARD_ERRORS, error_of_share, is_below
+from tfresidual.definitions.averages import STANDARD_ERRORS, error_of_share
+from tfresidual.definitions.chance import is_below
 
 BELOW, UNDECIDED, ABOVE = -1, 0, 1
 _BEYOND = "by more than two standard errors over the images"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual import plots
-from tfresidual.definitions.chance import STANDARD_ERRORS
+from tfresidual.definitions.averages import STANDARD_ERRORS
 from tfresidual.report.blocks import in_points
 from tfresidual.report.section import Section
 

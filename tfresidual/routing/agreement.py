@@ -87,7 +87,7 @@ def _has_diverged(chain, images):
     )
 
 
-def check_run(chain, images, labels=None, found=None):
+def check_run(chain, images, labels=None, with_losses=False, outputs=None):
     """Compares a chain with its network, on the first images of a run.
 
     The network is not compiled, and its loss is the one that it has now: whatever has changed since
@@ -96,15 +96,16 @@ def check_run(chain, images, labels=None, found=None):
     Args:
         chain: a `tfresidual.routing.Chain`. Without a reference, nothing is compared.
         images: the first images of the run, as a tensor or tensors.
-        labels: those of the images, as in `data.prepared_labels`, if their loss is used.
-        found: the chain's `named_outputs` for the first images, if they are known.
+        labels: those of the images, as in `data.prepared_labels`.
+        with_losses: whether the losses are compared.
+        outputs: see `runs.begun`.
     """
     if chain.reference is None:
         return
     few = sliced(images, slice(COMPARED))
-    found = _compiled(chain, few)[0](few) if found is None else found
+    found = outputs(few, labels[:COMPARED]) if outputs else _compiled(chain, few)[0](few)
     check_agreement(chain, few, found)
-    loss = None if labels is None or chain.reference_loss is None else chain.reference_loss()
+    loss = chain.reference_loss() if with_losses and chain.reference_loss else None
     if loss is not None:
         check_losses(chain, loss, labels[:COMPARED], found)
 

@@ -17,10 +17,8 @@ from tfresidual.definitions.metrics import change_of, norm, plain_norms_and_cosi
 from tfresidual.definitions.settings import MEMORY_LIMIT
 from tfresidual.machine.compiled import concrete
 from tfresidual.machine.console import progress_bar
-from tfresidual.routing.agreement import COMPARED, check_run
 from tfresidual.routing.chain import known_chain
 from tfresidual.routing.data import (
-    batches_of,
     count_of,
     key_of,
     rebatched,
@@ -41,6 +39,7 @@ from tfresidual.routing.positions import (
     without_padding,
 )
 from tfresidual.routing.routes import checked_routes
+from tfresidual.routing.runs import begun
 from tfresidual.routing.scores import (
     LOGITS,
     OUTPUTS,
@@ -159,34 +158,32 @@ def evaluate(
     chain = known_chain(chain)
     check_scored(chain)
     check_memory_limit(memory_limit)
-    if chain.prepare is not None:
-        chain.prepare()
     routes = checked_routes(chain, routes)
     plan = plan_of(chain, routes)
-    batches = batches_of(data, chain)
-    first = next(batches)
     runners: dict[Any, _Runner] = {}
 
-    def runner_of(batch):
+    def runner_of(images, labels, *_):
         """Returns the runner for batches of such shapes."""
-        key = key_of(batch)
+        key = key_of([images, labels])
         if key not in runners:
-            runners[key] = _Runner(chain, plan, with_losses, memory_limit, *batch[:2])
+            runners[key] = _Runner(chain, plan, with_losses, memory_limit, images, labels)
         return runners[key]
 
+    def unperturbed_outputs(images, labels):
+        runner = runner_of(images, labels)
+        runner.run(images, labels, False, lambda: None, first_route=True)
+        return runner.unperturbed
+
+    batches = begun(chain, data, with_losses=with_losses, outputs=unperturbed_outputs)
+    first = next(batches)
     batches = itertools.chain([first], batches)
     parts, all_labels, all_weights, places, images_before = [], [], [], [], 0
-    is_compared = False
     with progress_bar("routes" if progress else None, count_of(data)) as advance:
-        for batch in rebatched(batches, lambda batch: runner_of(batch).at_once):
-            (images, labels, weights), runner = batch, runner_of(batch)
+        for images, labels, weights in rebatched(batches, lambda batch: runner_of(*batch).at_once):
+            runner = runner_of(images, labels)
             share = len(labels) / len(first[1]) / len(plan.steps)
             advance_share = functools.partial(advance, share)
             parts.append(runner.run(images, labels, with_outputs, advance_share))
-            if not is_compared:
-                found = {name: part[:COMPARED] for name, part in runner.unperturbed.items()}
-                check_run(chain, images, labels if with_losses else None, found)
-                is_compared = True
             all_labels.append(labels.numpy()[runner.is_counted])
             image, *position = np.nonzero(runner.is_counted)
             places.append((image + images_before, *position))
@@ -286,8 +283,12 @@ class _Runner:
                 memory_limit,
             )
 
-    def run(self, images, labels, with_outputs, advance):
-        """Returns all values of some images by name; which of them count is in `is_counted`."""
+    def run(self, images, labels, with_outputs, advance, first_route=False):
+        """Returns all values of some images by name; which of them count is in `is_counted`.
+
+        The outputs of the unperturbed route, the first of the plan, are in `unperturbed`; with
+        `first_route`, no other is run.
+        """
         check_prepared(self.chain, labels, self.shape)
         context = [] if self.context is None else [self.context(images)]
         if self.positions is not None:
@@ -306,6 +307,8 @@ class _Runner:
         states, given = {-1: split(images)}, split(labels)
         for step, function in zip(self.plan.steps, self.functions, strict=True):
             operation, passing = step.operation, list(step.routes)
+            if first_route and 0 not in passing:
+                continue
             state = states[step.source]
             if operation.kind == DISTANCE:
                 distance = joined(function(state, states[step.reference], *context)).numpy()
@@ -316,7 +319,6 @@ class _Runner:
             elif operation.kind == HEAD:
                 found = joined(function(state, given, *context))
                 outputs = {name: found.pop(name) for name in (OUTPUTS, LOGITS) if name in found}
-                # The unperturbed route is the first of the plan.
                 if 0 in passing:
                     self.unperturbed = outputs
                 if with_outputs:

@@ -11,22 +11,26 @@ WEIGHTS = "weights"
 IN_RANGE = "in_range"
 
 
-def begun(chain, data, with_labels=True, with_losses=True, at_once=None):
+def begun(
+    chain, data, with_labels=True, with_losses=True, at_once=None, outputs=None, with_all=False
+):
     """Yields the batches of data for a probe, the first one after the check of `check_run`.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
-        data: see `batches_of`, as for `with_labels`.
+        data: see `batches_of`, as for `with_labels` and `with_all`.
         with_losses: whether the loss of each image is computed from the labels.
         at_once: int, the number of images per batch, or `None` for the batches of the data.
+        outputs: the function `(images, labels) -> named_outputs` by which the probe itself computes
+            the chain's outputs, or `None` for those of the chain compiled as a whole.
     """
     if chain.prepare is not None:
         chain.prepare()
-    batches = batches_of(data, chain, with_labels)
+    batches = batches_of(data, chain, with_labels, with_all)
     is_checked = False
     for images, labels, weights in batches if at_once is None else rebatched(batches, at_once):
         if not is_checked:
-            check_run(chain, images, labels if with_labels and with_losses else None)
+            check_run(chain, images, labels, with_labels and with_losses, outputs)
             is_checked = True
         yield images, labels, weights
 

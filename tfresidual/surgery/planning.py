@@ -19,11 +19,10 @@ from tfresidual.definitions.arguments import (
     check_ints,
     check_number,
 )
-from tfresidual.definitions.chance import noise_at
+from tfresidual.definitions.averages import images_of, rise_over, weighted_mean
+from tfresidual.definitions.chance import chance_error, noise_at, warn_of_chance
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.block_importance import CRITERIA, block_importance
-from tfresidual.probes.guessing import chance_error, images_of, warn_of_chance
-from tfresidual.probes.measure import rise_over, weighted_mean
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.agreement import allowed_for
 from tfresidual.routing.data import batches_of, first_batch

@@ -11,7 +11,7 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError, check_number
-from tfresidual.definitions.chance import STANDARD_ERRORS
+from tfresidual.definitions.averages import STANDARD_ERRORS
 from tfresidual.definitions.warning import warn
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.data import batches_of

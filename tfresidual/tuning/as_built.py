@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfresidual import probes, sources
-from tfresidual.definitions.chance import STANDARD_ERRORS
+from tfresidual.definitions.averages import STANDARD_ERRORS, standard_error
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.data import batches_of
 from tfresidual.surgery.statistics import STATISTICS, restored, set_statistics
@@ -111,12 +111,6 @@ def _means_of_images(chain, data):
     # Blocks that change the shape are NaN, and left out.
     means = frame.groupby(["stage", "image"])["scaled_perturbation"].mean()
     return {stage: part.droplevel("stage") for stage, part in means.groupby("stage")}
-
-
-def standard_error(values):
-    """Returns the standard error of a mean of several values."""
-    count = len(values)
-    return float(np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else math.nan
 
 
 def is_moved(before: float, after: float, error: float) -> bool:

@@ -18,12 +18,12 @@ from tfresidual.definitions.arguments import (
     check_ints,
     is_int,
 )
+from tfresidual.definitions.chance import CHANCE_ERROR, ERROR_SE
 from tfresidual.definitions.settings import EPSILON
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, SETTLED, is_moved
-from tfresidual.tuning.chance import CHANCE_ERROR, ERROR_SE
 from tfresidual.tuning.keras_tuner_internals import PlacedOracle
 from tfresidual.tuning.proposals import Measurement, plan
 from tfresidual.tuning.search_files import (

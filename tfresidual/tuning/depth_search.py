@@ -20,6 +20,8 @@ from keras_tuner.engine.tuner import maybe_distribute
 
 from tfresidual import probes, sources
 from tfresidual.definitions.arguments import ArgumentError, check_int
+from tfresidual.definitions.averages import standard_error
+from tfresidual.definitions.chance import ERROR_SE, error_of_guessing
 from tfresidual.definitions.settings import EPSILON
 from tfresidual.machine.files import read_json, replacing
 from tfresidual.machine.first_step import build_optimizer, traced_once
@@ -36,10 +38,8 @@ from tfresidual.tuning.as_built import (
     MEAN,
     SETTLED,
     compared_with_built,
-    standard_error,
     values_of,
 )
-from tfresidual.tuning.chance import ERROR_SE, class_of_metric, error_of_guessing
 from tfresidual.tuning.depth_oracle import (
     KEPT_DISTANCE,
     OBJECTIVE,
@@ -418,7 +418,9 @@ class DepthSearch(BuildingTuner):
         if metric is None:
             return named
         if self._guessing is None:
-            self._guessing = error_of_guessing(validation, class_of_metric(network, metric), steps)
+            parts = (part for m in network.metrics for part in getattr(m, "metrics", [m]))
+            kind = next((type(part).__name__ for part in parts if part.name == metric), None)
+            self._guessing = error_of_guessing(validation, kind, steps)
         return named | {"error": 1 - float(values[metric])} | self._guessing
 
     def _measured(self, chain, depths, fit_kwargs):

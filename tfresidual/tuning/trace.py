@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.definitions.chance import STANDARD_ERRORS
+from tfresidual.definitions.averages import STANDARD_ERRORS
+from tfresidual.definitions.chance import CHANCE_ERROR, ERROR_SE, error_of_difference
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, SETTLED
-from tfresidual.tuning.chance import CHANCE_ERROR, error_of_difference, is_better_than_chance
 from tfresidual.tuning.depth_oracle import (
     COMPLETED,
     FAILED,
@@ -210,7 +210,9 @@ def _outcome(oracle, others):
 def _is_better(oracle, trial):
     """Returns whether a trial's network is better than chance, `None` if that is not known."""
     rates = oracle.error(trial)
-    return is_better_than_chance(*rates.values()) if len(rates) == 3 else None
+    if len(rates) < 3:
+        return None
+    return rates["error"] < rates[CHANCE_ERROR] - STANDARD_ERRORS * rates[ERROR_SE]
 
 
 def _least_error(oracle, others, rates):
