@@ -15,7 +15,7 @@ import warnings
 import click
 
 from tfresidual.definitions import settings as SETTINGS
-from tfresidual.definitions.declarations import PROBES
+from tfresidual.definitions.probes import PROBES
 
 # The backends of Keras that train.
 BACKENDS = ("tensorflow", "jax", "torch")

@@ -13,7 +13,7 @@ from tfresidual.callbacks.order import callbacks_before
 from tfresidual.callbacks.probe_callback import ProbeCallback
 from tfresidual.callbacks.step_files import metadata_of
 from tfresidual.definitions.arguments import ArgumentError, checked_path
-from tfresidual.definitions.declarations import PROBES
+from tfresidual.definitions.probes import PROBES
 from tfresidual.definitions.settings import EPSILON
 from tfresidual.machine.files import check_folder
 from tfresidual.plots.declared import study_figures

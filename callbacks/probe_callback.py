@@ -18,7 +18,7 @@ from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.chance import AT_CHANCE
-from tfresidual.definitions.declarations import PROBES
+from tfresidual.definitions.probes import PROBES
 from tfresidual.definitions.warning import warn
 from tfresidual.probes.logs import block_logs, log_key, published_places
 from tfresidual.routing.data import (

@@ -10,7 +10,8 @@ import pathlib
 import re
 import sys
 
-from tfresidual.definitions.declarations import GROUPS, PROBES
+from tfresidual.definitions.declarations import GROUPS
+from tfresidual.definitions.probes import PROBES
 
 DOCS = pathlib.Path(__file__).parents[1]
 PAGE, PICTURES = DOCS / "gallery.md", DOCS / "images" / "gallery"

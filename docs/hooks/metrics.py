@@ -7,7 +7,7 @@ writes it. A test compares it.
 
 import pathlib
 
-from tfresidual.definitions.declarations import PROBES
+from tfresidual.definitions.probes import PROBES
 
 PAGE = pathlib.Path(__file__).parents[1] / "concepts" / "metrics.md"
 BEGIN, END = "<!-- the metrics of all probes -->\n", "<!-- end -->\n"

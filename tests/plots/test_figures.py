@@ -246,7 +246,7 @@ def test_pyplot_is_never_loaded():
         parent = types.ModuleType("tfresidual")
         parent.__path__ = [{str(PACKAGE)!r}]
         sys.modules["tfresidual"] = parent
-        from tfresidual.definitions import declarations
+        from tfresidual.definitions import probes
         assert not {{"matplotlib", "numpy", "pandas"}} & set(sys.modules)
         sys.path.insert(0, {str(pathlib.Path(__file__).parents[1])!r})
         import matplotlib

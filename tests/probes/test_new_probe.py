@@ -43,12 +43,15 @@ def test_a_probe_is_added_in_a_few_steps(tmp_path):
     steps = STEP.findall((ROOT / "CONTRIBUTING.md").read_text())
     for name, code in steps:
         path = site / (name if name.startswith("tfresidual/") else f"tfresidual/{name}")
-        if path.name in ("__init__.py", "block_probes.py"):
+        if path.name == "probes.py":
+            text = path.read_text().replace("\n)\nPROBES", f"\n{code},\n)\nPROBES")
+            path.write_text(text)
+        elif path.name in ("__init__.py", "block_probes.py"):
             add(path, code)
         else:
             assert not path.exists()
             path.write_text(code)
-    assert len(steps) == 3
+    assert len(steps) == 4
     # Images of Digitclutter have several labels.
     settings = {"classes": 10, "blocks": 1, "classifier_activation": "sigmoid"}
     net = random_network(input_shape=(32, 32, 1), **settings)

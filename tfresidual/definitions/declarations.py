@@ -1,16 +1,8 @@
-"""What probes measure and how it is shown, as data.
-
-Every probe that studies and the command line run is declared beside its function: a file of
-`tfresidual/probes/` holds one statement `DECLARATION = Probe(...)`, made of this module and of
-literals alone. `PROBES` is read from these statements, not from the modules, so that neither
-TensorFlow nor matplotlib is loaded. Driver, command line, studies, reports, callbacks and the
-tables of docs/concepts/metrics.md take what they need from here.
-"""
+"""What a probe declares, as data: what it measures and how it is shown; see `PROBES`."""
 
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from typing import Any, Literal
 
 LINES = (
@@ -264,7 +256,6 @@ class Probe:
 
     Attributes:
         name: str, the name of its function.
-        place: its place in reports, which are in this order.
         frames: the columns that each of its frames has in any version of the package, by the name
             of the frame. If there are several frames, or the function is not called in the usual
             way, the module has a function `frames(chain, data, options, progress)`.
@@ -284,11 +275,10 @@ class Probe:
             run, only that one is run. `""` if there is no such probe.
         by_default: whether the probe is run when none is named; `False` if it takes much longer
             than the others.
-        module: the file that declares it, without its suffix.
+        module: the file of its function in `tfresidual/probes`, if that does not have its name.
     """
 
     name: str
-    place: int
     frames: dict[str, tuple[str, ...]]
     takes: tuple[str, ...] = ()
     reads: str = "labels"
@@ -301,18 +291,3 @@ class Probe:
     measured_by: str = ""
     by_default: bool = True
     module: str = ""
-
-
-def read(folder: pathlib.Path) -> dict[str, Probe]:
-    """Returns the probes that the files of a folder declare, by name, in the order of reports."""
-    found = []
-    for path in folder.glob("*.py"):
-        _, is_declared, rest = path.read_text(encoding="utf-8").partition("\nDECLARATION = ")
-        if is_declared:
-            # The statement ends in the first line that begins with its bracket.
-            code = compile(rest.partition("\n)\n")[0] + "\n)", str(path), "eval")
-            found.append(dataclasses.replace(eval(code, dict(globals())), module=path.stem))
-    return {probe.name: probe for probe in sorted(found, key=lambda probe: probe.place)}
-
-
-PROBES = read(pathlib.Path(__file__).parents[1] / "probes")

@@ -5,7 +5,8 @@ import functools
 import numpy as np
 
 from tfresidual import plots
-from tfresidual.definitions.declarations import PROBES, TRAINING, Figure
+from tfresidual.definitions.declarations import TRAINING, Figure
+from tfresidual.definitions.probes import PROBES
 from tfresidual.plots.engine import DRAWINGS
 from tfresidual.plots.frames import finite
 

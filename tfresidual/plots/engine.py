@@ -13,7 +13,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap, Normalize
 from matplotlib.patches import Patch
 
-from tfresidual.definitions.declarations import PROBES
+from tfresidual.definitions.probes import PROBES
 from tfresidual.plots import frames, style
 from tfresidual.plots.places import GAP, Places, keys_of, stage_name
 

@@ -10,16 +10,6 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
-from tfresidual.definitions.declarations import (
-    IMAGES,
-    ZERO,
-    Column,
-    Drawing,
-    Figure,
-    Line,
-    Panel,
-    Probe,
-)
 from tfresidual.probes.measure import joined_splits
 from tfresidual.probes.predictions import (
     COUNTED,
@@ -58,56 +48,6 @@ FROZEN = Setting("`freeze_normalization` must be False", "freeze_normalization=T
 ALLOWED = 1e-12
 # The largest share of the gradient at other positions, in float32, that is taken for rounding.
 ALLOWED_ELSEWHERE = 1e-4
-
-
-DECLARATION = Probe(
-    "attribution",
-    place=6,
-    frames={"attribution": ("stage", "block", "part", "attribution")},
-    needs=("classes",),
-    columns={
-        "attribution": Column(
-            "what the block adds to the logit of the label",
-            low="below 0, it lowers the logit",
-            high="above 0, it raises it",
-        ),
-    },
-    published={"attribution": "blocks_with_part"},
-    figures=(
-        Figure(
-            name="attribution",
-            decision=("The blocks that make this logit: where to look with `patching`."),
-            group=IMAGES,
-            column="attribution",
-            title="Which blocks make the logit of the label?",
-            question=(
-                "The scalar product of what each block adds with the gradient of the label's "
-                "logit at the last state, for the blocks that reach it through identity "
-                "shortcuts."
-            ),
-            reading=(
-                "Above zero, a part raises the logit. The first part is that of all blocks "
-                "before those shown. The last one, of the head, is what is left, so that the "
-                "parts add up to the logit by definition: biases, and how far the head is "
-                "from being linear. It is nearly the whole logit if the head begins with "
-                "layer or RMS normalization, whose divisor changes with the state."
-            ),
-            drawing=Drawing(
-                "Attribution",
-                (
-                    Panel("part of the logit", (Line("attribution", mark="bar"),), levels=(ZERO,)),
-                    Panel(
-                        "sum of the parts so far",
-                        (Line("attribution", mark="sum"),),
-                        levels=(ZERO,),
-                    ),
-                ),
-                "state",
-                "part",
-            ),
-        ),
-    ),
-)
 
 
 def attribution(

@@ -9,7 +9,6 @@ from keras import ops
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_int
-from tfresidual.definitions.declarations import ZERO, Column, Drawing, Figure, Line, Panel, Probe
 from tfresidual.definitions.metrics import change_of, cosine_distance_and_angle, norm, ratio
 from tfresidual.definitions.settings import CRITERIA
 from tfresidual.probes.drop_blocks import drop_blocks
@@ -29,81 +28,6 @@ if TYPE_CHECKING:
 OF_STATES = ("influence", "angular_distance", "l2_ratio")
 OF_LOSS = ("error_rise", "error_rise_se", "cross_entropy_rise", "cross_entropy_rise_se")
 PLACE = ("stage", "block")
-
-
-DECLARATION = Probe(
-    "block_importance",
-    place=8,
-    frames={"block_importance": ("stage", "block", "influence", "l2_ratio")},
-    takes=("memory_limit",),
-    needs=("classes",),
-    columns={
-        "influence": Column(
-            "1 - cosine of the states before and after the block",
-            at_least=0,
-            at_most=2,
-            low="the block hardly turns the state",
-            high="it does",
-            paper="Men et al. 2024",
-        ),
-        "angular_distance": Column(
-            "angle between the states before a run of blocks and after it, over pi",
-            at_least=0,
-            at_most=1,
-            low="the run hardly turns the state",
-            high="it does",
-            paper="Gromov et al. 2024, eq. 3",
-        ),
-        "predicted_rise": Column(
-            "minus the scalar product of `F` and `g`: the rise of the loss without the block that "
-            "the gradient predicts",
-            low="below 0, the gradient says that the block raises the loss",
-            high="it says that the block is needed",
-            paper="II 4.1",
-        ),
-    },
-    figures=(
-        Figure(
-            name="block_importance",
-            decision=(
-                "The block that is lowest by a criterion is the first that `surgery.plan(by=...)` "
-                "takes out. It then measures again, since blocks that cost nothing one by one may "
-                "cost much together."
-            ),
-            column="influence",
-            title="Which blocks could go?",
-            question="How much the network needs each of its blocks, by several criteria.",
-            reading=(
-                "Where criteria agree that a block is low, it is a candidate; what it costs to "
-                "take it out is the rise of error and cross-entropy. Blocks that change the shape "
-                "of the state cannot be taken out."
-            ),
-            source="Men et al. 2024; Gromov et al. 2024",
-            drawing=Drawing(
-                "Importance of the blocks",
-                (
-                    Panel("error without it,\nrise", (Line("error_rise"),), levels=(ZERO,)),
-                    Panel(
-                        "cross-entropy\nwithout it, rise",
-                        (Line("cross_entropy_rise"),),
-                        scale="signed",
-                        levels=(ZERO,),
-                    ),
-                    Panel(
-                        "rise that the\ngradient predicts",
-                        (Line("predicted_rise"),),
-                        scale="signed",
-                        levels=(ZERO,),
-                    ),
-                    Panel("1 - cosine\nof states", (Line("influence"),), scale="wide"),
-                    Panel("angle over pi", (Line("angular_distance"),), scale="wide"),
-                    Panel("‖F(h)‖ / ‖h‖", (Line("l2_ratio"),), scale="wide"),
-                ),
-            ),
-        ),
-    ),
-    by_default=False,
-)
 
 
 def block_importance(

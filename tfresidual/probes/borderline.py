@@ -15,18 +15,6 @@ from tfresidual.definitions.arguments import (
     check_number,
 )
 from tfresidual.definitions.averages import weighted_mean
-from tfresidual.definitions.declarations import (
-    IMAGES,
-    UNROLLED,
-    UNROLLED_SCALE,
-    Column,
-    Drawing,
-    Figure,
-    Line,
-    Panel,
-    Probe,
-    Study,
-)
 from tfresidual.probes.evaluate_routes import places_of
 from tfresidual.probes.measure import joined_splits
 from tfresidual.routing import evaluate
@@ -54,77 +42,6 @@ COMPARED = (
     *("put_right", "put_wrong"),
 )
 BLOCKS, REPETITIONS = "blocks", "repetitions"
-
-
-DECLARATION = Probe(
-    "borderline",
-    place=9,
-    frames={"borderline": ("along", "stage", "block", "group", "images", "accuracy")},
-    takes=("times", "scale", "memory_limit"),
-    needs=("classes",),
-    columns={
-        "accuracy": Column(
-            "share of the images of a group that are classified correctly",
-            at_least=0,
-            at_most=1,
-            paper="II fig. 6",
-        ),
-    },
-    figures=(
-        Figure(
-            name="borderline",
-            decision=(
-                "A rise over the last blocks: a shorter network loses images near the "
-                "decision boundary first."
-            ),
-            group=IMAGES,
-            column="accuracy",
-            title="Which images do the last blocks help?",
-            question=(
-                "Accuracy, cross-entropy and entropy after the last blocks, for images that "
-                "are near the decision boundary at the first of them, for images that are "
-                "classified correctly there, and for all images."
-            ),
-            reading=(
-                "The first point determines the groups, so the accuracy of the correct images "
-                "is 1 there and can only fall. Check whether that of the borderline images "
-                "rises."
-            ),
-            source="Jastrzebski et al. 2018, figure 6",
-            rows={"along": "blocks"},
-            drawing=Drawing(
-                "Borderline images",
-                (
-                    Panel("accuracy", (Line("accuracy"),), scale="share"),
-                    Panel("cross-entropy", (Line("cross_entropy"),), scale="wide"),
-                    Panel("entropy", (Line("entropy"),), scale="wide"),
-                ),
-                "place",
-                colour="group",
-                dash="split",
-                rows=(),
-                columns=("panel",),
-            ),
-        ),
-        Figure(
-            name="borderline_repeated",
-            group=IMAGES,
-            column="accuracy",
-            title="Which images does repeating the last block help?",
-            question=(
-                "The same over extra applications of the last block, whose branch is "
-                "multiplied by the number in the title of the figure, if there is one."
-            ),
-            reading="The first point is the trained network, which determines the groups.",
-            source="Jastrzebski et al. 2018, figure 7",
-            frames=("borderline",),
-            draw="borderline",
-            options={"along": "repetitions"},
-            rows={"along": "repetitions"},
-        ),
-    ),
-    studies=(Study(changes={"times": UNROLLED, "scale": UNROLLED_SCALE}),),
-)
 
 
 def borderline(

@@ -10,16 +10,6 @@ from tfresidual import sources
 from tfresidual.definitions.arguments import check_choice
 from tfresidual.definitions.averages import rise_over, weighted_mean
 from tfresidual.definitions.chance import warn_of_chance
-from tfresidual.definitions.declarations import (
-    LINES,
-    ROUTES,
-    TRAINING,
-    Column,
-    Figure,
-    Level,
-    Probe,
-    over_blocks,
-)
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.fills import FILLS, ZERO, filled, route_with_fill
 from tfresidual.probes.measure import joined_splits
@@ -32,69 +22,6 @@ if TYPE_CHECKING:
 
     from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-
-
-DECLARATION = Probe(
-    "drop_blocks",
-    place=7,
-    frames={"drop_blocks": ("stage", "block", "error")},
-    takes=("memory_limit",),
-    needs=("classes",),
-    columns={
-        "error_rise": Column(
-            "error without the block minus that of the network",
-            at_least=-1,
-            at_most=1,
-            low="within two standard errors (`error_rise_se`) of 0: nothing shows that the block "
-            "is needed",
-            high="the block is needed",
-        ),
-        "cross_entropy_rise": Column(
-            "cross-entropy without the block minus that of the network, in nats",
-            low="the network is as sure of the labels without the block",
-            high="the block is needed",
-        ),
-    },
-    published={"error": "keeping", "cross_entropy": "keeping", "agreement": "keeping"},
-    prefix="drop_",
-    figures=(
-        Figure(
-            name="drop_blocks",
-            group=ROUTES,
-            shown_by="route_errors",
-            column="error",
-            title="Which blocks are needed?",
-            question="The accuracy of the network without each of its blocks.",
-            reading=(
-                "The closer a point is to the dotted line of the whole network, the less the "
-                "block is needed. Blocks that change the shape of the state cannot be "
-                "dropped."
-            ),
-            source="Jastrzebski et al. 2018, figures 3 and 12",
-            drawing=over_blocks(
-                "Dropped block",
-                "accuracy without the block",
-                "1 - error",
-                scale="share",
-                levels=(Level(column="1 - unperturbed_error", name="no block dropped", dash=":"),),
-            ),
-        ),
-        Figure(
-            name="drop_blocks_by_epoch",
-            group=TRAINING,
-            column="error",
-            title="Dropped blocks over training",
-            question="The accuracy without one block, epoch by epoch.",
-            reading=(
-                f"{LINES} The dotted line is the whole network. The further a line falls below "
-                "it, the more the block is needed."
-            ),
-            source="Jastrzebski et al. 2018, figure 3",
-            draw="drop_blocks",
-        ),
-    ),
-    measured_by="convergence_indices",
-)
 
 
 def drop_blocks(

@@ -13,81 +13,10 @@ from keras import ops
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_int
-from tfresidual.definitions.declarations import (
-    BOUNDS,
-    Column,
-    Drawing,
-    Figure,
-    Line,
-    Panel,
-    Probe,
-    Study,
-)
 
 if TYPE_CHECKING:
     from tfresidual.definitions.types import ChainSource, Frame
     from tfresidual.routing import Chain
-
-
-DECLARATION = Probe(
-    "effective_parameters",
-    place=14,
-    frames={
-        "effective_parameters": ("raw", "effective"),
-        "weight_deviations": ("stage", "block", "role", "deviation"),
-    },
-    reads="",
-    columns={
-        "deviation": Column(
-            (
-                "deviation of a block's weights from the mean block of its stage, in standard "
-                "deviations of the stage's weights"
-            ),
-            at_least=0,
-            low="0: equal blocks",
-            high="about 0.8: blocks that have nothing in common",
-            paper="IC app. C",
-            of="weight_deviations",
-        ),
-    },
-    figures=(
-        Figure(
-            name="weight_deviations",
-            decision="Near 0: the blocks of the stage are nearly one; share them.",
-            group=BOUNDS,
-            column="deviation",
-            title="How different are the blocks?",
-            question=(
-                "The mean deviation of each block's weights from the mean block of its stage, "
-                "in standard deviations of the stage's weights. Blocks that were left out of "
-                "the coupling are left out here."
-            ),
-            reading=(
-                "0 for blocks with equal weights, about 0.8 for many blocks with weights "
-                "drawn independently from a normal distribution. Two blocks of a stage are "
-                "equally far from their mean, whatever they are."
-            ),
-            source=(
-                "Iterative convergent computation is not a useful inductive bias for ResNets, "
-                "appendix C"
-            ),
-            drawing=Drawing(
-                "Weight deviations",
-                (
-                    Panel(
-                        "mean deviation from the stage's mean\n(standardised)",
-                        (Line("deviation"),),
-                        from_zero=True,
-                    ),
-                ),
-                keys=("stage", "block", "role"),
-                colour="layer",
-                dash="variable",
-            ),
-        ),
-    ),
-    studies=(Study(),),
-)
 
 
 def weight_deviations(chain: Chain | ChainSource, *, first_block: int = 0) -> Frame:

@@ -11,16 +11,6 @@ import tensorflow as tf
 from keras import ops
 
 from tfresidual.definitions.averages import standard_error, weighted_mean
-from tfresidual.definitions.declarations import (
-    ZERO,
-    Column,
-    Drawing,
-    Figure,
-    Line,
-    Panel,
-    Probe,
-    Study,
-)
 from tfresidual.definitions.metrics import change_of, norm, ratio
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.drop_blocks import rows_of
@@ -52,96 +42,6 @@ TERMS = {
 VALUES = (
     *("first_order", "first_order_after", "loss_change", "l2_ratio"),
     *("first_order_readout", "readout_change"),
-)
-
-
-DECLARATION = Probe(
-    "first_order",
-    place=2,
-    frames={"first_order": ("stage", "block", "first_order", "loss_change")},
-    takes=("memory_limit",),
-    needs=("classes",),
-    columns={
-        "first_order": Column(
-            "scalar product of `F` and `g`",
-            low=("below 0 and equal to `loss_change`: the block acts like a gradient step"),
-            high="far from `loss_change`: the Taylor view does not hold for the block",
-            paper="II 4.1",
-        ),
-        "loss_change": Column(
-            "loss of the network minus its loss without the block",
-            low="the block lowers the loss",
-            high="the block raises it",
-        ),
-        "first_order_readout": Column(
-            "scalar product of `F` and the gradient of the loss of the head applied to `h`",
-            low="below 0 and equal to `readout_change`: the block acts like a gradient step",
-            high="far from `readout_change`: the Taylor view does not hold for the block",
-            paper="II eq. 2 to 4",
-        ),
-        "readout_change": Column(
-            "loss of the head applied after the block minus that of the head applied before it",
-            low="the block lowers the loss of the read-out",
-            high="the block raises it",
-            paper="II eq. 2",
-        ),
-        "rank_correlation": Column(
-            "correlation of the ranks of the product and the change over the images",
-            at_least=-1,
-            at_most=1,
-            high="near 1: the product tells which images gain more",
-        ),
-    },
-    figures=(
-        Figure(
-            name="first_order",
-            decision=(
-                "Where both agree, one backward pass says what each block is worth; where "
-                "they do not, only dropping it does."
-            ),
-            column="loss_change",
-            title="Does the gradient predict what a block does?",
-            question=(
-                "The loss of the network minus its loss without the block, and the scalar "
-                "product of what the block adds with the gradient of the loss, at its input "
-                "and at its output."
-            ),
-            reading=(
-                "Below zero, the block lowers the loss. Where the lines lie on one another, "
-                "the block acts like a step along the gradient; a rank correlation of 1 means "
-                "that the product tells which images gain more. Both are expected of blocks "
-                "that change the state little."
-            ),
-            source="Jastrzebski et al. 2018, equations 2 to 4",
-            finding="first_order",
-            drawing=Drawing(
-                "First-order terms",
-                (
-                    Panel(
-                        "mean change of the loss",
-                        (
-                            Line("loss_change", "with and without the block"),
-                            Line("first_order", "predicted at its input", "--"),
-                            Line("first_order_after", "predicted at its output", ":"),
-                        ),
-                        scale="signed",
-                        levels=(ZERO,),
-                        height=3,
-                    ),
-                    Panel(
-                        "rank correlation\nover the images",
-                        (
-                            Line("rank_correlation", dash="--"),
-                            Line("rank_correlation_after", dash=":"),
-                        ),
-                        levels=(ZERO,),
-                        height=2,
-                    ),
-                ),
-            ),
-        ),
-    ),
-    studies=(Study(splits=("test",), images=512),),
 )
 
 

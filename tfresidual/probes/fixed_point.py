@@ -12,18 +12,6 @@ import tensorflow as tf
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.averages import counted_weights, weighted_mean
-from tfresidual.definitions.declarations import (
-    ROUTES,
-    UNROLLED,
-    Column,
-    Drawing,
-    Figure,
-    Level,
-    Line,
-    Panel,
-    Probe,
-    Study,
-)
 from tfresidual.definitions.metrics import change_of, norm
 from tfresidual.probes.measure import joined_splits
 from tfresidual.routing.data import splits_of
@@ -47,69 +35,6 @@ ULPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16
 # A change of this many ulps of the state is known to within a few percent: rounding moves a state
 # at rest by about a fifth of an ulp per repetition.
 SMALLEST_CHANGE = 4
-
-
-DECLARATION = Probe(
-    "fixed_point",
-    place=13,
-    frames={"fixed_point": ("stage", "repetition", "change")},
-    takes=("times",),
-    reads="images",
-    needs=("repetition",),
-    columns={
-        "change": Column(
-            "how far one more application of the last block moves the state",
-            at_least=0,
-            low="near rounding: a fixed point",
-            high="the state keeps moving",
-            paper="IC 4.2",
-        ),
-    },
-    figures=(
-        Figure(
-            name="fixed_point",
-            decision=(
-                "Near rounding: the stage has a fixed point, and more repetitions change nothing."
-            ),
-            group=ROUTES,
-            column="change",
-            title="Is there a fixed point?",
-            question=(
-                "How far the state moves with every further application of a stage's last block."
-            ),
-            reading=(
-                "A contraction approaches a fixed point, with a straight falling line on the "
-                "logarithmic axis. If the change levels off far above rounding, the state "
-                "keeps moving."
-            ),
-            source=(
-                "Iterative convergent computation is not a useful inductive bias for ResNets, "
-                "section 4.2"
-            ),
-            drawing=Drawing(
-                "The last block applied again",
-                (
-                    Panel("change of the state per repetition", (Line("change"),), scale="log"),
-                    Panel("distance to the last state", (Line("distance"),), scale="log"),
-                    Panel(
-                        "contraction: change over\nthe previous change",
-                        (Line("contraction", band="largest_contraction"),),
-                        levels=(Level(argument="mu", name="μ = {:g} per repetition", dash=":"),),
-                        from_zero=True,
-                    ),
-                ),
-                "repetition",
-                "extra applications of the last block",
-                keys=("stage", "repetition"),
-                colour="stage",
-                dash="split",
-                rows=(),
-                columns=("panel",),
-            ),
-        ),
-    ),
-    studies=(Study(splits=("test",), changes={"times": UNROLLED}, needs=("bounds",)),),
-)
 
 
 def fixed_point(

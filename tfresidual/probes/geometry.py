@@ -17,7 +17,6 @@ from keras import backend, ops
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_int
-from tfresidual.definitions.declarations import BOUNDS, Column, Drawing, Figure, Line, Panel, Probe
 from tfresidual.definitions.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
 from tfresidual.probes.measure import by_split, joined_splits, measure
@@ -38,55 +37,6 @@ if TYPE_CHECKING:
 
 # A pass keeps the values computed in every block after the place where the metric is measured.
 IMAGES_AT_ONCE = 32
-
-
-DECLARATION = Probe(
-    "line_element",
-    place=15,
-    frames={"line_element": ("stage", "block", "length"), "path_lengths": ()},
-    columns={
-        "length": Column(
-            "length of what the block adds, by the line element",
-            at_least=0,
-            low="a short step",
-            high="a long step",
-            paper="PI eq. 3, 4 and 12",
-        ),
-    },
-    figures=(
-        Figure(
-            name="line_element",
-            group=BOUNDS,
-            column="length",
-            title="How long is the path by the line element?",
-            question=(
-                "The length of what each block adds to the state, across the layers and by "
-                "the metric of the last state, and the two squares of which the square of "
-                "that length is the sum."
-            ),
-            reading=(
-                "The lengths of a stage add up to its path length. Where the second part is "
-                "the larger one, the rest of the network lengthens the step."
-            ),
-            source="Hauser 2019, equations 3, 4 and 12",
-            drawing=Drawing(
-                "Line element",
-                (
-                    Panel("length of the step", (Line("length"),), scale="wide"),
-                    Panel(
-                        "parts of its square",
-                        (
-                            Line("layer_part", "across the layers, ‖F(h)‖²"),
-                            Line("spatial_part", "at the last state, ‖J F(h)‖²", "--"),
-                        ),
-                        scale="wide",
-                    ),
-                ),
-            ),
-        ),
-    ),
-    by_default=False,
-)
 
 
 def metric_product(

@@ -10,16 +10,6 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual.definitions.arguments import check_choice
-from tfresidual.definitions.declarations import (
-    IMAGES,
-    Column,
-    Drawing,
-    Figure,
-    Line,
-    Panel,
-    Probe,
-    Study,
-)
 from tfresidual.probes.measure import joined_splits
 from tfresidual.probes.predictions import (
     COUNTED,
@@ -53,72 +43,6 @@ SETTING = Setting(f"`normalize` must be {OWN!r}", f"normalize={FINAL!r}")
 METRICS = ("cross_entropy", "rank", "probability", "kl", "agreement", "entropy")
 # The predicted class, of single positions.
 PREDICTED = "predicted"
-
-
-DECLARATION = Probe(
-    "lens",
-    place=5,
-    frames={"lens": ("stage", "block", "cross_entropy")},
-    needs=("classes",),
-    columns={
-        "kl": Column(
-            ("divergence of the final prediction from that of the head after the block"),
-            at_least=0,
-            low="0 where the prediction is made",
-        ),
-        "rank": Column(
-            "rank of the label in the prediction of the head after the block",
-            at_least=1,
-            low="1: the label has the highest output",
-        ),
-    },
-    published={
-        "cross_entropy": "last exits",
-        "rank": "last exits",
-        "probability": "last exits",
-        "kl": "last exits",
-    },
-    prefix="lens_",
-    figures=(
-        Figure(
-            name="lens",
-            decision=(
-                "The answer stands from some block on: the blocks after it are candidates to "
-                "take out."
-            ),
-            group=IMAGES,
-            column="cross_entropy",
-            title="What does the head predict after every block?",
-            question=(
-                "The head applied directly to the states that have the shape of the last one: "
-                "the cross-entropy and the entropy of its prediction, its divergence to the "
-                "final prediction, and the rank of the label."
-            ),
-            reading=(
-                "Where the divergence reaches 0, the prediction is made. A rank of 1 means "
-                "that the label has the highest output; of several labels it is the mean rank, "
-                "with three of them 2 at best."
-            ),
-            source="Jastrzebski et al. 2018, section 4.2, for the last stage",
-            drawing=Drawing(
-                "Lens",
-                (
-                    Panel(
-                        "nats",
-                        (Line("cross_entropy", "cross-entropy"), Line("entropy", "entropy", "--")),
-                        scale="wide",
-                        height=3,
-                    ),
-                    Panel("KL to final, nats", (Line("kl"),), scale="wide", height=2),
-                    Panel("mean rank of the label", (Line("rank"),), scale="wide", height=2),
-                ),
-                "state",
-                "after block",
-            ),
-        ),
-    ),
-    studies=(Study(splits=("test",)),),
-)
 
 
 def lens(

@@ -7,17 +7,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.definitions.declarations import (
-    BOUNDS,
-    Column,
-    Drawing,
-    Figure,
-    Level,
-    Line,
-    Panel,
-    Probe,
-    Study,
-)
 from tfresidual.machine.console import progress_bar
 
 if TYPE_CHECKING:
@@ -25,93 +14,6 @@ if TYPE_CHECKING:
     from tfresidual.routing import Chain
 
 METRICS = ("estimate", "residual", "certified", "divisor")
-
-
-DECLARATION = Probe(
-    "lipschitz",
-    place=12,
-    frames={"lipschitz": ("stage", "block", "estimate")},
-    reads="",
-    needs=("bounds",),
-    columns={
-        "estimate": Column(
-            ("product of the spectral norms of the branch by power iteration, from below"),
-            at_least=0,
-            low="no conclusion, see `certified`",
-            high="no conclusion",
-            paper="IC 4.2",
-        ),
-        "certified": Column(
-            "bound on the product of the spectral norms of the branch from above",
-            at_least=0,
-            low="under `divisor`: the branch, which is divided by it, contracts for certain",
-            high="no conclusion",
-            paper="IC 4.2",
-        ),
-        "divisor": Column(
-            "what the branch is divided by",
-            at_least=0,
-            low="1: the bound has no effect",
-            high="the bound takes effect",
-            paper="IC 4.2",
-        ),
-    },
-    published={
-        "estimate": "bounded_blocks",
-        "residual": "bounded_blocks",
-        "certified": "bounded_blocks",
-        "divisor": "bounded_blocks",
-    },
-    prefix="lipschitz_",
-    figures=(
-        Figure(
-            name="lipschitz_bounds",
-            decision=(
-                "Where the upper bound is under the divisor, the branch contracts. Repetition then "
-                "converges if what it adds is added to the input of the stage "
-                "(`anchor='input'`); `fixed_point` shows how fast."
-            ),
-            group=BOUNDS,
-            column="certified",
-            title="What bounds the blocks?",
-            question=(
-                "Lower and upper bounds on the Lipschitz constant of every branch before it "
-                "is divided, and the divisor."
-            ),
-            reading="Where the divisor is above 1, the bound takes effect.",
-            source=(
-                "Iterative convergent computation is not a useful inductive bias for ResNets, "
-                "section 4.2"
-            ),
-            frames=("lipschitz",),
-            has_table=True,
-            drawing=Drawing(
-                "Lipschitz bounds",
-                (
-                    Panel(
-                        "bound of the branch's\nLipschitz constant",
-                        (
-                            Line("estimate", "estimate", band="certified"),
-                            Line("certified", "certified", ":"),
-                        ),
-                        scale="wide",
-                        levels=(Level(argument="mu", name="μ = {:g}", dash="--"),),
-                        height=3,
-                    ),
-                    Panel(
-                        "divisor of the branch",
-                        (Line("divisor"),),
-                        scale="wide",
-                        levels=(Level(1.0),),
-                        height=2,
-                    ),
-                ),
-                gap="has no bound",
-            ),
-        ),
-    ),
-    studies=(Study(),),
-)
 
 
 def lipschitz(chain: Chain | ChainSource, *, progress: bool = False) -> Frame:

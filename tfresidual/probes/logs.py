@@ -60,7 +60,7 @@ def block_logs(frame: Frame, names: Iterable[str], prefix: str = "") -> dict[str
 
 def published_places(probe: Probe, chain: Chain) -> dict[str, set[tuple[int, int]]]:
     """Returns the stages and indices of the blocks that callbacks publish, by column."""
-    module = importlib.import_module(f"tfresidual.probes.{probe.module}")
+    module = importlib.import_module(f"tfresidual.probes.{probe.module or probe.name}")
     found = {}
     for name, where in probe.published.items():
         kind = where.removeprefix("last ")

@@ -14,17 +14,6 @@ import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError, check_choice, check_ints, is_int
 from tfresidual.definitions.averages import STANDARD_ERRORS, standard_error, weighted_mean
-from tfresidual.definitions.declarations import (
-    IMAGES,
-    ZERO,
-    Column,
-    Drawing,
-    Figure,
-    Level,
-    Line,
-    Panel,
-    Probe,
-)
 from tfresidual.definitions.warning import warn
 from tfresidual.machine.compiled import compiled
 from tfresidual.machine.console import progress_bar
@@ -81,55 +70,6 @@ STATE, ADDITION = "state", "addition"
 # What a run is measured by, and the columns of the runs if it is the logit.
 LOGIT, PROBABILITY, KL = METRICS = ("logit", "probability", "kl")
 RUNS = ("logit", "source_logit", "patched_logit")
-
-
-DECLARATION = Probe(
-    "patching",
-    place=16,
-    frames={"patching": ("stage", "block", "effect")},
-    needs=("classes",),
-    columns={
-        "effect": Column(
-            (
-                "change of a logit when the state after the block, or what it adds, is that of "
-                "another input, as a share of the difference between both runs"
-            ),
-            low="0: no effect",
-            high="1: the logit of the other input",
-        ),
-    },
-    figures=(
-        Figure(
-            name="patching",
-            decision=("Near 1 at a place: it carries what differs between the two inputs."),
-            group=IMAGES,
-            column="effect",
-            title="Where do the runs on two images differ?",
-            question=(
-                "What a block adds is replaced by what it adds for another image, the next "
-                "one of the batch with another label; the change of the label's logit, as a "
-                "share of the difference between the runs on both images."
-            ),
-            reading=(
-                "At 0, it makes no difference for which image the block adds; at 1, the logit "
-                "is that of the other image. The effects of the blocks need not add up to 1."
-            ),
-            drawing=Drawing(
-                "Patching",
-                (
-                    Panel(
-                        "effect on the logit\n(1: as in the other run)",
-                        (Line("effect"),),
-                        levels=(ZERO, Level(1.0, dash="--")),
-                    ),
-                ),
-                "state",
-                "after block",
-            ),
-        ),
-    ),
-    by_default=False,
-)
 
 
 def patching(

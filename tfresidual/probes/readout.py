@@ -5,15 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual import sources
-from tfresidual.definitions.declarations import (
-    LINES,
-    ROUTES,
-    TRAINING,
-    Column,
-    Figure,
-    Probe,
-    over_blocks,
-)
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.routing import routes
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -21,73 +12,6 @@ from tfresidual.routing.evaluator import MEMORY_LIMIT
 if TYPE_CHECKING:
     from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-
-
-DECLARATION = Probe(
-    "readout",
-    place=4,
-    frames={"readout": ("stage", "block", "error")},
-    takes=("memory_limit",),
-    needs=("classes",),
-    columns={
-        "error": Column(
-            "share of the images that are classified wrongly: of several labels, those whose n "
-            "highest outputs are not their n labels",
-            at_least=0,
-            at_most=1,
-            paper="IC fig. 2a",
-        ),
-        "agreement": Column(
-            "share of the images with the prediction of the whole network", at_least=0, at_most=1
-        ),
-    },
-    published={"error": "exits", "cross_entropy": "exits", "entropy": "exits"},
-    prefix="readout_",
-    figures=(
-        Figure(
-            name="readout",
-            group=ROUTES,
-            shown_by="route_errors",
-            column="error",
-            title="Reading out early",
-            question=(
-                "The accuracy of the network when a stage is left after each of its blocks "
-                "and the next stage, or the classifier, follows immediately."
-            ),
-            reading=(
-                "A stage whose line rises in small steps comes closer to its result with "
-                "every block; one whose line stays low until the last block builds something "
-                "that can be read out only then."
-            ),
-            source="Jastrzebski et al. 2018, figure 5, at the end of training",
-            drawing=over_blocks(
-                "Early read-out",
-                "accuracy with the stage\nended after the block",
-                "1 - error",
-                scale="share",
-            ),
-        ),
-        Figure(
-            name="readout_by_epoch",
-            group=TRAINING,
-            column="error",
-            title="Reading out over training",
-            question=(
-                "The accuracy on validation images when a stage is left after each of its "
-                "blocks, epoch by epoch."
-            ),
-            reading=(
-                f"{LINES} If the lines are one above the other in this order, each further "
-                "block comes closer to the answer."
-            ),
-            source="Jastrzebski et al. 2018, figure 5, and the same for the earlier stages",
-            frames=("block_metrics_by_epoch",),
-            draw="readout",
-            renamed={"readout_error": "error"},
-        ),
-    ),
-    measured_by="convergence_indices",
-)
 
 
 def readout(

@@ -12,18 +12,6 @@ import tensorflow as tf
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_int, check_ints
 from tfresidual.definitions.averages import counted_weights, standard_error, weighted_mean
-from tfresidual.definitions.declarations import (
-    ROUTES,
-    UNROLLED,
-    UNROLLED_SCALE,
-    ZERO,
-    Drawing,
-    Figure,
-    Line,
-    Panel,
-    Probe,
-    Study,
-)
 from tfresidual.definitions.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.block_metrics import block_metrics
 from tfresidual.probes.evaluate_routes import frames_of_rows
@@ -53,84 +41,6 @@ IMAGES_AT_ONCE = 64
 
 # What the figures show of the trained blocks.
 TRAINED = ("split", "stage", "block", "cosine_loss", "l2_ratio")
-
-DECLARATION = Probe(
-    "repeat_last_block",
-    place=10,
-    frames={
-        "repetition_metrics": ("stage", "repetition", "distance", "cosine_loss"),
-        "trained_blocks": ("stage", "block", "cosine_loss"),
-    },
-    needs=("classes", "repetition"),
-    figures=(
-        Figure(
-            name="repetition_metrics",
-            decision=(
-                "Above 0 after the first repetition: another pass through the block does not help."
-            ),
-            group=ROUTES,
-            column="l2_ratio",
-            title="Does a repeated block keep refining?",
-            question=(
-                "Cosine loss and l2 ratio of each block, and of the last application when the "
-                "last block of a stage is applied again and again."
-            ),
-            reading=(
-                "As long as the cosine is below zero, one more application points to where the "
-                "loss falls, to first order and in the mean over the images. The vertical line "
-                "marks the last block as trained."
-            ),
-            source="Jastrzebski et al. 2018, figure 20, left",
-            frames=("repetition_metrics", "trained_blocks"),
-            finding="repetition_metrics",
-            drawing=Drawing(
-                "Repeated last block",
-                (
-                    Panel(
-                        "cosine of step F(h)\nand loss gradient ∂L/∂h",
-                        (Line("cosine_loss"),),
-                        levels=(ZERO,),
-                    ),
-                    Panel(
-                        "size of step over state\n‖F(h)‖ / ‖h‖", (Line("l2_ratio"),), scale="wide"
-                    ),
-                ),
-                "repetition",
-                "repetition of the last block (0: as trained)",
-                keys=("stage", "repetition"),
-                dash="split",
-                columns=("stage",),
-                wrap=0,
-            ),
-        ),
-        Figure(
-            name="repetition_metrics_scaled",
-            group=ROUTES,
-            column="l2_ratio",
-            title="And with a scaled branch?",
-            question=(
-                "The same with the branch of the extra applications multiplied by the number "
-                "in the title of the figure."
-            ),
-            reading=(
-                "Below 1, the extra steps are smaller. Compare with the figure above: after "
-                "how many repetitions is the cosine no longer below zero?"
-            ),
-            source="Jastrzebski et al. 2018, figure 20, right",
-            frames=("repetition_metrics_scaled", "trained_blocks"),
-            draw="repetition_metrics",
-            finding="scaled_repetition_metrics",
-        ),
-    ),
-    studies=(
-        Study(images=256, changes={"times": UNROLLED}),
-        Study(
-            images=256,
-            changes={"times": UNROLLED, "scale": UNROLLED_SCALE},
-            renamed={"repetition_metrics": "repetition_metrics_scaled"},
-        ),
-    ),
-)
 
 
 def repeat_last_block(

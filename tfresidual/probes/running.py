@@ -1,11 +1,11 @@
-"""Runs the probes that are declared, by name; see `tfresidual.definitions.declarations`."""
+"""Runs the probes that are declared, by name; see `tfresidual.definitions.probes`."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
 
-from tfresidual.definitions.declarations import PROBES
+from tfresidual.definitions.probes import PROBES
 from tfresidual.definitions.settings import ProbeOptions
 from tfresidual.routing.routes import movable_runs
 
@@ -64,7 +64,7 @@ def run(
         A dict of frames by name.
     """
     probe = PROBES[name]
-    module = importlib.import_module(f"tfresidual.probes.{probe.module}")
+    module = importlib.import_module(f"tfresidual.probes.{probe.module or probe.name}")
     if hasattr(module, "frames"):
         return module.frames(chain, data, options, progress)
     given = {option: getattr(options, option) for option in probe.takes}

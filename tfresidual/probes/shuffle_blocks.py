@@ -9,16 +9,6 @@ import numpy as np
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_ints
-from tfresidual.definitions.declarations import (
-    ROUTES,
-    Drawing,
-    Figure,
-    Level,
-    Line,
-    Panel,
-    Probe,
-    Study,
-)
 from tfresidual.probes.drop_blocks import frame_of_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import movable_runs, shuffle
@@ -28,50 +18,6 @@ if TYPE_CHECKING:
 
     from tfresidual.definitions.types import ChainSource, Data, Frame
     from tfresidual.routing import Chain
-
-
-DECLARATION = Probe(
-    "shuffle_blocks",
-    place=11,
-    frames={"shuffle_blocks": ("stage", "swaps", "draw", "error")},
-    takes=("seed", "memory_limit"),
-    needs=("classes", "movable"),
-    figures=(
-        Figure(
-            name="shuffle_blocks",
-            decision="Flat: the order hardly matters; try shared blocks.",
-            group=ROUTES,
-            column="error",
-            title="Does the order matter?",
-            question=(
-                "The error when blocks of a stage change places, over how much of their order "
-                "is preserved."
-            ),
-            reading=(
-                "If the error hardly rises, the order of the blocks matters little. A stage with "
-                "two blocks that can change places has one other order, and so one dot."
-            ),
-            source="Veit et al. 2016, on reordering",
-            drawing=Drawing(
-                "Shuffled blocks",
-                (
-                    Panel(
-                        "error",
-                        (Line("error", mark="dots"),),
-                        scale="share",
-                        levels=(Level(column="unperturbed_error", name="order kept", dash=":"),),
-                        from_zero=True,
-                    ),
-                ),
-                "kendall_tau",
-                "Kendall's τ of the order and the trained one (1: order kept)",
-                rows=(),
-                columns=("stage",),
-            ),
-        ),
-    ),
-    studies=(Study(splits=("test",)),),
-)
 
 
 def shuffle_blocks(

@@ -12,7 +12,6 @@ import tensorflow as tf
 from keras import backend, ops
 
 from tfresidual import sources
-from tfresidual.definitions.declarations import Column, Drawing, Figure, Line, Panel, Probe, Study
 from tfresidual.definitions.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.measure import measure
 from tfresidual.routing.gradients import (
@@ -38,82 +37,6 @@ METRICS = (
     "shortcut_norm",
     "shortcut_product",
     "sum_deviation",
-)
-
-
-DECLARATION = Probe(
-    "signal_propagation",
-    place=3,
-    frames={"signal_propagation": ("stage", "block", "state_norm")},
-    columns={
-        "state_norm": Column(
-            "norm of the state after the block",
-            at_least=0,
-            low="by orders of magnitude along the network: vanishing",
-            high="exploding",
-            paper="IM eq. 4",
-        ),
-        "shortcut_share": Column(
-            (
-                "share of the gradient that comes from the end of the stage through the "
-                "shortcuts alone"
-            ),
-            low="near 0: the branches carry it",
-            high="near 1: the branches add nothing along the gradient",
-            paper="IM eq. 8",
-        ),
-    },
-    published={
-        "state_norm": "all",
-        "state_l1": "all",
-        "state_gradient_norm": "all",
-        "gradient_ratio": "all",
-        "shortcut_share": "all",
-        "shortcut_norm": "all",
-        "shortcut_product": "all",
-        "sum_deviation": "keeping",
-    },
-    figures=(
-        Figure(
-            name="signal_propagation",
-            decision=(
-                "Growth by orders of magnitude before training: scale, bound or normalize the "
-                "branches."
-            ),
-            column="state_norm",
-            title="Do states and gradients grow?",
-            question=(
-                "The norms of the state and of the loss gradient after every block, and the "
-                "share of the gradient that arrives from the end of the stage through the "
-                "shortcuts alone."
-            ),
-            reading=(
-                "Norms that change by orders of magnitude along the network indicate "
-                "exploding or vanishing states and gradients. A share of 1 means that the "
-                "branches add nothing along the gradient."
-            ),
-            source="He et al. 2016, equations 5 and 8",
-            drawing=Drawing(
-                "Signal propagation",
-                (
-                    Panel("norm of the state after\nthe block", (Line("state_norm"),), scale="log"),
-                    Panel(
-                        "norm of the loss gradient\nthere",
-                        (Line("state_gradient_norm"),),
-                        scale="log",
-                    ),
-                    Panel(
-                        "share of the gradient\nthrough shortcuts",
-                        (Line("shortcut_share"),),
-                        scale="signed",
-                    ),
-                ),
-                dash="split",
-                epochs="colours",
-            ),
-        ),
-    ),
-    studies=(Study(splits=("test",)),),
 )
 
 
