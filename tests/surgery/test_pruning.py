@@ -118,54 +118,6 @@ def test_costs():
     assert found == {"parameters": model.count_params(), "flops": 2 * counted}
 
 
-def statistics_of(model, images):
-    """Means over the batch that a normalization in front of everything would have."""
-    return images.mean(axis=(0, 1, 2)), images.var(axis=(0, 1, 2))
-
-
-def test_statistics_are_those_of_the_images():
-    inputs = keras.Input((4, 4, 3))
-    norms = [layers.BatchNormalization(momentum=0.99, name=name) for name in ("free", "frozen")]
-    norms[1].trainable = False
-    model = keras.Model(inputs, norms[1](norms[0](inputs)))
-    images = np.random.default_rng(0).normal(3, 2, (8, 4, 4, 3)).astype("float32")
-    before = [weight.numpy() for weight in norms[1].weights]
-    moving = norms[0].moving_mean, norms[0].moving_variance
-    # Whatever they were before, and however few batches there are.
-    for count, stale in ((1, 0.0), (3, 1e4)):
-        for variable in moving:
-            variable.assign(np.full(3, stale))
-        assert surgery.update_statistics(model, itertools.repeat(images, count)) == 1
-        for found, wanted in zip(moving, statistics_of(model, images), strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-4)
-    assert norms[0].momentum == 0.99
-    for weight, value in zip(norms[1].weights, before, strict=True):
-        np.testing.assert_array_equal(weight, value)
-    kept = [variable.numpy() for variable in moving]
-    labels = np.zeros(len(images))
-    with_labels = tf.data.Dataset.from_tensors((images, labels))
-    for batches in ([], images, {"images": images}, (images, labels), with_labels):
-        with refused("batches"):
-            surgery.update_statistics(model, batches)
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
-        surgery.update_statistics(model, iter([images, images[..., :2]]))
-    for variable, value in zip(moving, kept, strict=True):
-        np.testing.assert_array_equal(variable, value)
-
-
-def test_statistics_of_a_shared_normalization_are_those_of_all_its_uses():
-    inputs, norm = keras.Input((3,)), layers.BatchNormalization()
-    unused = layers.BatchNormalization()
-    unused.build((None, 3))
-    model = keras.Model(inputs, norm(keras.ops.add(norm(inputs), 5.0)))
-    model.unused = unused
-    images = np.random.default_rng(0).normal(3, 2, (64, 3)).astype("float32")
-    assert surgery.update_statistics(model, [images] * 4) == 2
-    # The first use has means of 3, the second of 5.
-    np.testing.assert_allclose(norm.moving_mean, (images.mean(0) + 5) / 2, rtol=1e-3)
-    np.testing.assert_array_equal(unused.moving_variance, 1)
-
-
 def digits(images, seed):
     """Images of a bright column in one of four places, with noise."""
     rng = np.random.default_rng(seed)

@@ -18,7 +18,7 @@ from tfresidual.routing.data import batches_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.surgery.models import chain_of, without_blocks
 from tfresidual.surgery.planning import check_read_again, halves, outcome, plan
-from tfresidual.surgery.statistics import UPDATES, normalizations_of, update_statistics
+from tfresidual.surgery.statistics import UPDATES, update_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -167,28 +167,18 @@ def planned(model, plan, data, judge, statistics):
 
 
 def settled(model, data, chain, statistics):
-    """Measures the statistics of batch normalization, if that was asked for and there are some.
+    """Measures the statistics of batch normalization, if that is asked for and there are some.
 
-    Returns whether it did. Moving averages take up to thousands of steps to follow the weights.
-    """
-    is_asked = statistics and bool(normalizations_of(model))
-    if is_asked:
-        measure_statistics(model, data, chain)
-    return is_asked
-
-
-def measure_statistics(model, data, chain):
-    """Gives a model the statistics of the first batches of the data, again and again.
-
-    `chain` is that of a network with the same inputs.
+    They are those of the first batches of the data, again and again; `chain` is that of a network
+    with the same inputs. Returns whether it did. Moving averages take up to thousands of steps to
+    follow the weights.
     """
 
     def batches():
         while True:
-            for images, _, _ in batches_of(data, chain, with_labels=False):
-                yield images
+            yield from (images for images, *_ in batches_of(data, chain, with_labels=False))
 
-    update_statistics(model, itertools.islice(batches(), UPDATES))
+    return statistics and update_statistics(model, itertools.islice(batches(), UPDATES)) > 0
 
 
 class Judge:

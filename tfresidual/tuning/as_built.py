@@ -11,7 +11,7 @@ from tfresidual import probes, sources
 from tfresidual.definitions.averages import STANDARD_ERRORS, standard_error
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.data import batches_of
-from tfresidual.surgery.statistics import STATISTICS, restored, set_statistics
+from tfresidual.surgery.statistics import restored, update_statistics
 
 if TYPE_CHECKING:
     import keras
@@ -52,8 +52,7 @@ def distances_as_built(network: keras.Model, data: Images, chain: Chain | None =
 
 def _set_statistics(network, data, chain):
     """Sets the moving statistics of a network to the means over some images."""
-    if any(weight.name in STATISTICS for weight in network.weights):
-        set_statistics(network, (x for x, *_ in batches_of(data, chain, with_labels=False)))
+    update_statistics(network, (x for x, *_ in batches_of(data, chain, with_labels=False)))
 
 
 def values_of(network: keras.Model) -> list[Array]:
