@@ -5,6 +5,7 @@ Not covered here: which weights of networks of this package are coupled in train
 """
 
 import dataclasses
+import itertools
 import re
 
 import keras
@@ -14,6 +15,7 @@ import pytest
 from keras import layers
 from reference.plane import plane_chain
 from reference.random_network import random_network, randomise
+from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import networks, probes
@@ -343,3 +345,27 @@ def test_a_block_of_another_hidden_width_by_hand(order):
     # of 2) differ.
     assert (row["raw"], row["uncoupled"], row["recurrent"]) == (15, 6, 10)
     assert row["effective"] == pytest.approx(10 + 2 + 4 / np.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        *itertools.product([layers.Embedding, layers.Dense, layers.EinsumDense], ["int8", "int4"]),
+        *itertools.product([layers.Dense, layers.EinsumDense], ["float8"]),
+    ],
+)
+def test_quantized_weights(kind, mode):
+    """float8 keeps its kernels, and adds scales; integers of two kernels have no common unit."""
+    inputs = keras.Input((4,))
+    state = layers.Embedding(9, 6)(inputs)
+    for layer in (layers.Dense(6), layers.EinsumDense("abc,cd->abd", (None, 6))):
+        state = layers.add([state, layer(state)])
+    model = keras.Model(inputs, layers.Dense(3)(state))
+    whole = probes.effective_parameters(model)
+    next(layer for layer in model.layers if isinstance(layer, kind)).quantize(mode)
+    if mode == "float8":
+        pd.testing.assert_frame_equal(probes.effective_parameters(model), whole)
+        return
+    for probe in (probes.effective_parameters, probes.weight_deviations):
+        with refused("chain"):
+            probe(model)

@@ -42,8 +42,8 @@ def weight_deviations(chain: Chain | ChainSource, *, first_block: int = 0) -> Fr
         over the blocks of a role is at most 1) and `l1` (sum of |D|), both 0 or more.
 
     Raises:
-        ValueError: if the blocks of the chain hold no weights, or no stage has a block
-            `first_block`.
+        ValueError: if the blocks of the chain hold no weights, or integers as weights, or no stage
+            has a block `first_block`.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", appendix
@@ -94,8 +94,8 @@ def effective_parameters(chain: Chain | ChainSource, *, first_block: int = 0) ->
         A `pandas.DataFrame` of one row.
 
     Raises:
-        ValueError: if the blocks of the chain hold no weights, or no stage has a block
-            `first_block`.
+        ValueError: if the blocks of the chain hold no weights, or integers as weights, or no stage
+            has a block `first_block`.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", appendix
@@ -148,6 +148,13 @@ def _coupled(chain, first_block):
             "know the trainable weights of its blocks, as the chain of a "
             "`tfresidual.networks.ResidualNetwork` does",
             received=f"{chain.name}, whose blocks have none",
+        )
+    if any(not keras.backend.is_float_dtype(weight.dtype) for weight in chain.weights):
+        raise ArgumentError(
+            "chain",
+            "have weights in floating point: integers are compared by scales of their own, and may "
+            "be several in a byte",
+            received=f"{chain.name}, which is quantized",
         )
     deepest = max(block.index for block in chain.blocks)
     first_block = check_int("first_block", first_block, at_least=0)

@@ -35,7 +35,12 @@ def parameters_of(nodes):
 
 def _is_parameter(layer, weight):
     """Returns whether a weight is learned, or was learned before it was frozen."""
-    if weight.trainable or weight.name.endswith(PARAMETERS):
+    if getattr(weight, "overwrite_with_gradient", False):
+        # Scales of float8 kernels.
+        return False
+    # Quantized ones are integers.
+    is_learned = weight.trainable or weight.name.endswith(PARAMETERS)
+    if is_learned or weight.dtype in ("int8", "uint8"):
         return True
     is_float = keras.backend.is_float_dtype(weight.dtype)
     frozen = not layer.trainable and is_float and not isinstance(layer, ResidualUnit)
