@@ -118,6 +118,78 @@ def test_costs():
     assert found == {"parameters": model.count_params(), "flops": 2 * counted}
 
 
+def repeated(function):
+    """Returns a layer of a function of states of 4 features and a matrix, 16 products per image."""
+    matrix = np.eye(4, dtype="float32")
+    return layers.Lambda(lambda state: function(state, matrix), output_shape=lambda shape: shape)
+
+
+def times(state, matrix):
+    return keras.ops.matmul(state, matrix)
+
+
+def until(steps, step=times):
+    """Returns a loop whose counter goes from 0 to a number of steps, or of the state."""
+    return repeated(
+        lambda state, matrix: keras.ops.while_loop(
+            lambda i, state: i < (steps or keras.ops.cast(keras.ops.max(state), "int32")),
+            lambda i, state: (i + 1, step(state, matrix)),
+            (0, state),
+        )[1]
+    )
+
+
+# The layer, the shape of its input, and its multiplications, NaN if they depend on the input.
+LOOPS = {
+    "LSTM": (layers.LSTM(3), (10, 3), 10 * (3 + 3) * 4 * 3),
+    "GRU of masked steps": (
+        lambda x: layers.GRU(3)(layers.Masking()(x)),
+        (10, 3),
+        10 * (3 + 3) * 3 * 3,
+    ),
+    "both ways": (layers.Bidirectional(layers.SimpleRNN(5)), (7, 3), 2 * 7 * (3 + 5) * 5),
+    "ConvLSTM": (layers.ConvLSTM1D(2, 3, padding="same"), (5, 6, 3), 5 * 6 * 3 * (3 + 2) * 4 * 2),
+    "while_loop": (until(6), (4,), 6 * 16),
+    "as often as the state says": (until(None), (4,), np.nan),
+    "nothing in it": (until(None, lambda state, _: state - 1), (4,), 0),
+    "a loop in a loop": (until(6, lambda x, m: tf.map_fn(lambda r: r @ m, x)), (3, 4), 18 * 16),
+    "map": (
+        repeated(lambda x, m: keras.ops.map(lambda r: times(r, m), x)),
+        (3, 4),
+        3 * 16,
+    ),
+    "scan": (
+        repeated(lambda x, m: keras.ops.scan(lambda c, _: (times(c, m), c), x, length=5)[0]),
+        (4,),
+        5 * 16,
+    ),
+    "fori_loop": (
+        repeated(lambda x, m: keras.ops.fori_loop(2, 7, lambda _, state: times(state, m), x)),
+        (4,),
+        5 * 16,
+    ),
+    "either way": (
+        repeated(lambda x, m: tf.cond(x[0, 0] > 0, lambda: x @ m, lambda: x @ m + 1)),
+        (4,),
+        16,
+    ),
+    "one way": (
+        repeated(lambda x, m: tf.cond(x[0, 0] > 0, lambda: x @ m, lambda: x)),
+        (4,),
+        np.nan,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_costs_of_loops(name):
+    layer, shape, multiplications = LOOPS[name]
+    inputs = keras.Input(shape)
+    model = keras.Model(inputs, layer(inputs))
+    found = Costs(model, np.zeros((2, *shape), "float32"), ()).of(model)
+    np.testing.assert_equal(found["flops"], 2.0 * multiplications)
+
+
 def digits(images, seed):
     """Images of a bright column in one of four places, with noise."""
     rng = np.random.default_rng(seed)

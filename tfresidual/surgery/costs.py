@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import time
 
 import keras
@@ -11,6 +13,21 @@ import tensorflow as tf
 
 # Calls that are timed of one model, after one that is not, and for how many seconds more.
 CALLS, SECONDS = 7, 0.5
+# The attributes of an operation that name the functions it calls.
+_CALLED = {
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
+    "If": ("then_branch", "else_branch"),
+    "Case": ("branches",),
+    "While": ("cond", "body"),
+}
+# Loops that may run longer have no static number of steps.
+MOST_STEPS = 1_000_000
+_COMPARISONS = {
+    "Less": operator.lt,
+    "LessEqual": operator.le,
+    "Greater": operator.gt,
+    "GreaterEqual": operator.ge,
+}
 
 
 class Costs:
@@ -29,9 +46,10 @@ class Costs:
     def of(self, model):
         """Returns `parameters`, `flops` of one image, and `milliseconds_1` and so on.
 
-        Two FLOPs per multiplication in convolutions and matrix products, NaN if a shape in the
-        graph is not known. Of several calls the shortest counts. Calls of the whole model are timed
-        in between, since the machine may have something else to do.
+        Two FLOPs per multiplication in convolutions and matrix products, NaN if a shape, a number
+        of steps or the branch of a condition depends on the inputs. Of several calls the shortest
+        counts. Calls of the whole model are timed in between, since the machine may have something
+        else to do.
         """
         timed = {size: _Timed(model, _of_size(self.inputs, size)) for size in self.whole}
         for size, one in timed.items():
@@ -89,18 +107,98 @@ def flops_of(model, inputs):
 
 def flops_in(graph):
     """Returns the FLOPs of the operations of a graph, see `Costs.of`."""
-    operations = _operations_of(graph)
-    counts = [_COUNTS[one.type](one) for one in operations if one.type in _COUNTS]
-    return 2.0 * sum(counts) if None not in counts else math.nan
+    count = _count(graph, {})
+    return math.nan if count is None else 2.0 * count
 
 
-def _operations_of(graph):
-    """Yields the operations of a graph and of the functions that it calls."""
-    for operation in graph.get_operations():
-        if operation.type not in ("PartitionedCall", "StatefulPartitionedCall"):
-            yield operation
+def _count(graph, values):
+    """Returns the multiplications in a graph, with the static `values` of inputs by `ref()`."""
+    counts = [_count_of(operation, values) for operation in _executed(graph)]
+    return None if None in counts else sum(counts)
+
+
+def _count_of(operation, values):
+    """Returns the multiplications in an operation, `None` if they are not known."""
+    kind = operation.type.removeprefix("Stateless")
+    if kind not in _CALLED:
+        return _COUNTS[kind](operation) if kind in _COUNTS else 0
+    functions = tf.nest.flatten([operation.get_attr(name) for name in _CALLED[kind]])
+    graphs = [operation.graph._get_function(function.name).graph for function in functions]
+    # The first input of a condition chooses the branch.
+    inputs = [_static(one, values) for one in operation.inputs][kind in ("If", "Case") :]
+    if kind == "While":
+        condition, body = graphs
+        pairs = zip(body.inputs, body.outputs, inputs, strict=True)
+        kept = [value if _origin(after) is before else None for before, after, value in pairs]
+        once = _count(body, _by_input(body, kept))
+        return once if once in (0, None) else _times(_steps(condition, body, inputs), once)
+    counts = {_count(graph, _by_input(graph, inputs)) for graph in graphs}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _steps(condition, body, inputs):
+    """Returns how often a loop is run that compares static numbers with counters, or `None`."""
+
+    def side(tensor):
+        """Returns the first value of a side of a comparison, and by how much a step raises it."""
+        if (value := tf.get_static_value(tensor)) is not None:
+            return value, 0
+        place = next((i for i, one in enumerate(condition.inputs) if one is tensor), None)
+        if place is None:
+            return None, None
+        after, before = _origin(body.outputs[place]), body.inputs[place]
+        if after is before:
+            return inputs[place], 0
+        rise = None
+        if after.op.type in ("AddV2", "Sub") and _origin(after.op.inputs[0]) is before:
+            rise = tf.get_static_value(after.op.inputs[1])
+            rise = -rise if rise is not None and after.op.type == "Sub" else rise
+        return inputs[place], rise
+
+    most, waiting = MOST_STEPS, [condition.outputs[0]]
+    while waiting:
+        operation = _origin(waiting.pop()).op
+        if operation.type == "LogicalAnd":
+            waiting += operation.inputs
             continue
-        yield from _operations_of(graph._get_function(operation.get_attr("f").name).graph)
+        compare = _COMPARISONS.get(operation.type)
+        sides = [side(_origin(one)) for one in operation.inputs] if compare else [(None, None)]
+        if None in itertools.chain(*sides):
+            return None
+        (left, rise), (right, other) = sides
+        most = next(
+            (n for n in range(most) if not compare(left + n * rise, right + n * other)), most
+        )
+    return most if most < MOST_STEPS else None
+
+
+def _origin(tensor):
+    """Returns the tensor that a tensor is a copy of, such as the largest of one number."""
+    while tensor.op.type in ("Identity", "Max") and tensor.shape == tensor.op.inputs[0].shape:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _executed(graph):
+    """Returns the operations that the outputs of a graph depend on."""
+    found, waiting = {}, [*graph.control_outputs, *(tensor.op for tensor in graph.outputs)]
+    while waiting:
+        operation = waiting.pop()
+        if operation.name not in found:
+            found[operation.name] = operation
+            waiting += [*operation.control_inputs, *(tensor.op for tensor in operation.inputs)]
+    return found.values()
+
+
+def _static(tensor, values):
+    """Returns a number that is known without running a graph, `None` for any other tensor."""
+    origin = _origin(tensor)
+    value = tf.get_static_value(origin) if origin.shape.rank == 0 else None
+    return values.get(origin.ref()) if value is None else value
+
+
+def _by_input(graph, values):
+    return {tensor.ref(): one for tensor, one in zip(graph.inputs, values, strict=True)}
 
 
 def _function_of(model, batch):
