@@ -107,5 +107,7 @@ def test_small_angles_are_exact():
     found = cosine_distance_and_angle(left, right.astype("float32"))
     np.testing.assert_allclose(found[0], 1 - np.cos(angles), rtol=0.2, atol=1e-13)
     np.testing.assert_allclose(found[1], angles / np.pi, rtol=0.1)
-    zero = cosine_distance_and_angle(np.zeros((1, 2), "float32"), left[:1])
-    np.testing.assert_array_equal(zero, [[1.0], [0.5]])
+    # Where nothing is added, nothing turns, zeros included.
+    zeros = np.zeros((1, 2), "float32")
+    np.testing.assert_array_equal(cosine_distance_and_angle(zeros, left[:1]), [[1.0], [0.5]])
+    np.testing.assert_array_equal(cosine_distance_and_angle(zeros, zeros), [[0.0], [0.0]])

@@ -94,20 +94,21 @@ def cosine(left, right):
 def cosine_distance_and_angle(left, right):
     """Returns 1 - cosine, in [0, 2], and the angle over pi, in [0, 1], of each image, `(images,)`.
 
-    Both are exact for features that are nearly the same, of which the cosine rounds to 1. Where
-    either side is zero, its cosine is 0.
+    Both are exact for features that are nearly the same, of which the cosine rounds to 1. Zeros
+    have no direction: where one side is zero, the cosine is 0; where both are, nothing has turned,
+    and both results are 0.
     """
-    directions, is_zero = [], False
+    directions, is_one_zero = [], False
     for values in (left, right):
         _, scaled = _size_and_direction(values)
         length = ops.sqrt(_sum_of_products(scaled, scaled))
-        is_zero = ops.logical_or(is_zero, length == 0)
+        is_one_zero = ops.logical_xor(is_one_zero, length == 0)
         shape = (-1, *[1] * (len(scaled.shape) - 1))
         directions.append(scaled / ops.reshape(ops.where(length == 0, 1.0, length), shape))
     apart, together = directions[0] - directions[1], directions[0] + directions[1]
     squares = [_sum_of_products(one, one) for one in (apart, together)]
     angle = 2 * ops.arctan2(*map(ops.sqrt, squares)) / np.pi
-    return ops.where(is_zero, 1.0, squares[0] / 2), ops.where(is_zero, 0.5, angle)
+    return ops.where(is_one_zero, 1.0, squares[0] / 2), angle
 
 
 def exact_match(labels, outputs):
