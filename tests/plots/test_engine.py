@@ -50,22 +50,6 @@ class TestMarks:
         assert [bars[0].get_hatch() for bars in above.containers] == ["", "////"]
         assert legend_texts(figure) == list(SPLITS)
 
-    def test_bars_of_stages(self):
-        frame = make.distance_frame(18, stages=11, splits=SPLITS).sample(frac=1.0, random_state=1)
-        figure = plots.computational_distance(frame)
-        for axes, column in zip(figure.axes, ("distance", "scaled_distance"), strict=True):
-            for split, bars in zip(SPLITS, axes.containers, strict=True):
-                heights = frame[frame["split"] == split].set_index("stage")[column]
-                expected = [heights[stage] for stage in (*range(1, 12), "all")]
-                assert [bar.get_height() for bar in bars] == expected
-            texts = [text.get_text() for text in axes.texts]
-            assert [style.short_number(height) for height in expected] == texts[12:]
-        assert named(axes)[10] == "stage 11\n18 blocks"
-        assert named(axes)[11] == "all\n198 blocks"
-        assert legend_texts(figure) == list(SPLITS)
-        without = plots.computational_distance(frame.drop(columns="blocks")).axes[0]
-        assert named(without)[0] == "stage 1"
-
     def test_a_band_is_one_standard_error_wide(self):
         frame = make.block_frame(3, gap=False).assign(cosine_loss_se=0.01)
         (axes,) = plots.cosine_loss(frame).axes
@@ -194,22 +178,6 @@ class TestScales:
                 scale == "symlog",
             )
 
-    def test_shares_are_in_percent_within_one(self):
-        (axes,) = plots.readout(make.readout_frame(5)).axes
-        form = axes.yaxis.get_major_formatter()
-        assert (form(0.925, None), form(0.15, None)) == ("92.5%", "15%")
-        assert axes.get_ylim()[1] < 1.05
-
-    def test_shares_below_zero_have_a_zero_line_and_norms_of_zero_a_gap(self):
-        frame = make.propagation_frame()
-        assert levels(plots.signal_propagation(frame).axes[2], "0") == []
-        frame.loc[2, ["shortcut_share", "state_gradient_norm"]] = -0.2, 0.0
-        assert levels(plots.signal_propagation(frame).axes[2], "0") == [0]
-        figure = plots.signal_propagation(frame.assign(shortcut_share=np.nan))
-        _, gradient, share = figure.axes
-        assert 2 not in points(metric_lines(gradient)[0])
-        assert "no values" in [text.get_text() for text in share.texts]
-
 
 class TestLevels:
     def test_numbers_and_arguments(self):
@@ -224,25 +192,12 @@ class TestLevels:
         axes = plots.patching(make.state_frame(("effect",))).axes[0]
         assert levels(axes, "0") + levels(axes, "1") == [0, 1]
 
-    def test_columns_by_split_end_in_its_marker(self):
-        frame = make.drop_frame(5, splits=SPLITS)
-        figure = plots.drop_blocks(frame)
-        (axes,) = figure.axes
-        drawn = lines_with(axes, "1 - unperturbed_error")
-        assert [line.get_ydata()[0] for line in drawn] == pytest.approx([0.98, 0.93])
-        for line, course in zip(drawn, metric_lines(axes), strict=True):
-            assert line.get_marker() == course.get_marker()
-            assert line.get_color() == course.get_color()
-        assert legend_texts(figure) == [*SPLITS, "no block dropped", GAP]
-        frame.loc[frame["split"] == "train", "unperturbed_error"] = np.nan
-        assert len(lines_with(plots.drop_blocks(frame).axes[0], "1 - unperturbed_error")) == 1
-
     def test_courses_over_epochs(self):
         frame = make.drop_frame(5, splits=SPLITS, epochs=4)
         figure = plots.drop_blocks(frame)
-        (line,) = lines_with(panels(figure)[4], "1 - unperturbed_error")
+        (line,) = lines_with(panels(figure)[4], "unperturbed_error")
         final = frame.query("split == 'test'").groupby("epoch")["unperturbed_error"].first()
-        assert points(line) == {epoch + 1: 1 - error for epoch, error in final.items()}
+        assert points(line) == {epoch + 1: error for epoch, error in final.items()}
         assert legend_texts(figure) == ["no block dropped"]
 
 
@@ -262,37 +217,22 @@ class TestLooks:
             for line in metric_lines(figure.axes[0])
         }
         assert looks["train, loss_change"] == ("-", style.BLUE)
-        assert looks["train, first_order"] == ("--", "white")
-        assert looks["train, first_order_after"] == (":", "white")
+        assert looks["train, first_order"] == ("--", "none")
+        assert looks["train, first_order_after"] == (":", "none")
         names = ["with and without the block", "predicted at its input", "predicted at its output"]
         assert legend_texts(figure) == [*names, *SPLITS]
-
-    def test_known_names_look_the_same_everywhere(self):
-        found = style.looks(["train", "run", "test"])
-        assert (found["train"].colour, found["test"].colour) == (style.BLUE, style.VERMILION)
-        assert found["run"].colour not in (style.BLUE, style.VERMILION)
-        assert style.looks(["test"])["test"] == found["test"]
-
-    @pytest.mark.parametrize("looks_of", [style.looks, style.stage_looks])
-    def test_many_look_different(self, looks_of):
-        found = {look[:2] for look in looks_of([f"run {i}" for i in range(40)]).values()}
-        assert len(found) == 40
+        # Of a single split, they have colours of their own, in all panels.
+        figure = plots.first_order(make.first_order_frame(splits=("test",)))
+        above, below = ([line.get_color() for line in metric_lines(a)] for a in figure.axes)
+        assert len(set(above)) == 3
+        assert below == above[1:]
+        assert legend_texts(figure) == names
 
     def test_a_name_keeps_its_look_on_a_page(self):
         with style.page(["a", "b", "c"]):
             looks = style.looks(["a", "b", "c"])
             assert style.looks(["c", "b"]) == {"c": looks["c"], "b": looks["b"]}
         assert style.looks(["c"])["c"] == looks["a"]
-
-    def test_a_legend_of_many_names_leaves_the_panels_their_size(self):
-        for count in (9, 30):
-            splits = tuple(f"a run with a long name {i}" for i in range(count))
-            figure = plots.l2_ratio(make.block_frame(3, splits=splits))
-            figure.draw_without_rendering()
-            (axes,), (legend,) = figure.axes, figure.legends
-            assert legend_texts(figure) == [*splits, GAP]
-            assert not axes.get_window_extent().overlaps(legend.get_window_extent())
-            assert axes.get_window_extent().height > 0.5 * figure.bbox.height
 
 
 class TestWeightDeviations:

@@ -29,8 +29,8 @@ IN_A_ROW = {
     "gradient_norm": [["gradient_norm"]],
     "perturbation": [["perturbation"]],
     "scaled_perturbation": [["scaled_perturbation"]],
-    "readout": [["1 - error"]],
-    "drop_blocks": [["1 - error"]],
+    "readout": [["error"]],
+    "drop_blocks": [["error"]],
     "block_importance": [
         *(["error_rise"], ["cross_entropy_rise"], ["predicted_rise"]),
         *(["influence"], ["angular_distance"], ["l2_ratio"]),
@@ -154,13 +154,6 @@ def test_missing_and_infinite_values_are_gaps(name):
         assert np.isfinite([*axes.get_xlim(), *axes.get_ylim()]).all()
 
 
-@pytest.mark.parametrize("name", IN_A_ROW)
-def test_a_missing_column_is_named(name):
-    column = IN_A_ROW[name][-1][-1].removeprefix("1 - ")
-    with pytest.raises(KeyError, match=column):
-        getattr(plots, name)(FIGURES[name]()["frame"].drop(columns=column))
-
-
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("blocks", [1, 5, 18])
 @pytest.mark.parametrize("name", IN_A_ROW)
@@ -176,8 +169,7 @@ def test_values_stand_at_their_blocks(name, blocks):
         for split in ("train", "test") if "split" in frame else ("",):
             rows = frame[frame["split"] == split] if split else frame
             for column in columns:
-                values = rows[column.removeprefix("1 - ")]
-                values = 1 - values if column.startswith("1 - ") else values
+                values = rows[column]
                 places = [order.index(place) for place in zip(rows.stage, rows.block, strict=True)]
                 found = dict(zip(places, values, strict=True))
                 found = {place: height for place, height in found.items() if np.isfinite(height)}
@@ -203,16 +195,14 @@ def test_a_panel_per_stage_and_split_over_the_epochs(name):
     for axes, (split, stage) in zip(panels(figure), cells, strict=True):
         assert axes.get_title() == f"stage {stage}, {split}"
         rows = frame[(frame["split"] == split) & (frame["stage"] == stage)]
-        values = rows[column.removeprefix("1 - ")]
-        rows = rows.assign(value=1 - values if column.startswith("1 - ") else values)
         expected = {
-            f"block {block}, {column}": dict(zip(line["epoch"] + 1, line["value"], strict=True))
-            for block, line in rows.dropna(subset="value").groupby("block")
+            f"block {block}, {column}": dict(zip(line["epoch"] + 1, line[column], strict=True))
+            for block, line in rows.dropna(subset=column).groupby("block")
         }
         assert by_label(axes) == expected
         if name == "drop_blocks":
             first = rows.groupby("epoch")["unperturbed_error"].first()
-            assert list(levels(axes, "1 - unperturbed_error")) == [1 - first.iloc[0]]
+            assert list(levels(axes, "unperturbed_error")) == [first.iloc[0]]
     assert "epoch" in (figure.get_supxlabel(), panels(figure)[-1].get_xlabel())
 
 

@@ -27,9 +27,3 @@ def test_each_image_with_its_caption():
     # What the font lacks is drawn as an empty box.
     font = get_font(findfont("DejaVu Sans"))
     assert all(font.get_char_index(ord(mark)) for mark in (style.RIGHT, style.WRONG))
-
-
-def test_grey_images_without_a_verdict():
-    (axes, _) = plots.images(np.zeros((2, 4, 4, 1)), ["zero", 3]).axes
-    assert axes.images[0].get_array().shape == (4, 4)
-    assert axes.get_title() == "zero"

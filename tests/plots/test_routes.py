@@ -4,7 +4,6 @@ Not covered: how they look; that was judged by eye.
 """
 
 import numpy as np
-import pandas as pd
 import pytest
 from plots import make_frames as make
 from plots.read_figures import by_label, legend_texts, levels, lines_with, metric_lines, named
@@ -44,7 +43,7 @@ class TestRouteErrors:
         grid = np.reshape(figure.axes, (2, 3))
         for row, split, chance in zip(grid, ("train", "test"), (0.9, 0.7), strict=True):
             keys = (("block", 1), ("block", 0), ("repetition", 0))
-            names = ("convergence", "recurrence", "divergence")
+            names = ("left early", "dropped", "repeated")
             for axes, frame, (key, first), name in zip(row, tables, keys, names, strict=True):
                 expected = {}
                 for stage, rows in frame[frame["split"] == split].groupby("stage"):
@@ -58,22 +57,10 @@ class TestRouteErrors:
         assert grid[0, 0].get_ylim()[0] == 0
         assert legend_texts(figure) == [*STAGES, "unperturbed", "chance"]
         assert [axes.get_xlabel() for axes in grid[1]] == [
-            "number of evaluated blocks",
+            "blocks before the stage is left",
             "dropped block",
             "repetitions of the last block",
         ]
-
-    def test_a_stage_keeps_its_look_where_another_is_missing(self):
-        readout, dropped, _ = three()
-        figure = plots.route_errors(readout, dropped, make.repeat_frame(first_stage=2))
-        looks = [
-            {line.get_label(): (line.get_color(), line.get_marker()) for line in metric_lines(axes)}
-            for axes in figure.axes
-        ]
-        assert list(looks[2]) == ["stage 2, error", "stage 3, error"]
-        assert looks[2] == {name: looks[0][name] for name in looks[2]}
-        assert levels(figure.axes[0], "chance") == []
-        assert "chance" not in legend_texts(figure)
 
 
 def frame_error(frame, split):
@@ -121,14 +108,6 @@ class TestConvergenceCurves:
         assert [axes.get_yscale() for axes in figure.axes] == ["log", "symlog"]
         assert legend_texts(figure) == [*STAGES, "train", "test", "trained number of blocks"]
 
-    def test_marks_of_stages_that_differ_have_their_colours(self):
-        parts = (make.readout_frame(5).query("stage == 1"), make.readout_frame(3))
-        readout = pd.concat([parts[0], parts[1].query("stage > 1")])
-        axes = plots.convergence_curves(readout, make.repeat_frame(first_stage=2)).axes[1]
-        colours = [line.get_color() for line in metric_lines(axes)]
-        marks = {line.get_color(): line.get_xdata()[0] for line in lines_with(axes, "length")}
-        assert marks == {colours[0]: 5, colours[1]: 3, colours[2]: 3}
-
 
 class TestRepetitionMetrics:
     @pytest.mark.parametrize("blocks", [None, 1, 5, 18])
@@ -162,14 +141,6 @@ class TestRepetitionMetrics:
         )
         below = "repetition of the last block (0: as trained)"
         assert figure.get_supxlabel() == (below if blocks is None else "number of blocks applied")
-
-
-@pytest.mark.parametrize("name", ["convergence_curves", "route_errors", "repetition_metrics"])
-def test_a_scale_is_in_the_title(name):
-    frames = {"convergence_curves": three()[::2], "route_errors": three()}.get(name, three()[2:])
-    title = getattr(plots, name)(*frames).get_suptitle()
-    scaled = (*frames[:-1], frames[-1].assign(scale=0.3))
-    assert getattr(plots, name)(*scaled).get_suptitle() == f"{title}, branch scaled by 0.3"
 
 
 class TestFixedPoint:
@@ -207,7 +178,7 @@ class TestConvergenceIndices:
         figure = plots.convergence_indices(frame.sample(frac=1.0, random_state=1))
         for axes, index in zip(figure.axes, INDICES, strict=True):
             drawn = [
-                (line.get_label().split(",")[0], line.get_markerfacecolor() != "white", y)
+                (line.get_label().split(",")[0], line.get_markerfacecolor() != "none", y)
                 for line in metric_lines(axes)
                 for y in line.get_ydata()
                 if np.isfinite(y)
@@ -220,15 +191,6 @@ class TestConvergenceIndices:
             assert [line.get_xdata()[0] for line in lines_with(axes, "border")] == [1.5, 3.5, 5.5]
         bases = ["basis: labels", "basis: agreement"]
         assert legend_texts(figure) == ["mean", *STAGES, *bases]
-
-    def test_one_basis_is_named(self):
-        frame = make.index_frame(splits=("train",), bases=("agreement",))
-        figure = plots.convergence_indices(frame)
-        assert figure.axes[0].get_ylabel() == "index (basis: agreement)"
-        assert {line.get_markerfacecolor() for line in metric_lines(figure.axes[0])} == {"white"}
-        plain = plots.convergence_indices(make.index_frame()).axes[0]
-        assert named(plain) == {0: "labels", 1: "agreement"}
-        assert plain.get_ylabel() == "index"
 
 
 class TestBorderline:

@@ -3,8 +3,6 @@
 Not covered: how it looks; that was judged by eye on 1 to 5 stages and 1 to 60 trials.
 """
 
-import io
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -104,16 +102,6 @@ class TestOverBlocks:
         assert legend_texts(figure) == ["stage 1", "stage 2", "failed", "running"]
         draws(figure)
 
-    def test_a_stage_without_measured_blocks_has_no_dot(self, panel, column):
-        frame = search_frame([(1, 1), (50, 50)])
-        figure = plots.depth_search(frame)
-        measured = frame[frame["measured_blocks"] > 0]
-        assert len(measured) == 3
-        drawn = dots(figure.axes[panel], *VERDICTS, "not measured")
-        assert drawn == pairs(measured, "measured_blocks", column)
-        assert [(round(x), y) for x, y in dots(figure.axes[2], "not measured")] == [(0, 1)]
-        assert "not measured" in legend_texts(figure)
-
 
 def test_what_the_networks_give_as_built():
     frame = search_frame()
@@ -168,32 +156,3 @@ class TestWay:
         assert axes.get_xlabel() == "trial"
         states = [*VERDICTS, "failed", "running"]
         assert legend_texts(figure) == ["stage 1", "stage 2", *states, "rule, ε = 0.1"]
-
-    def test_the_found_trial_has_a_band(self):
-        axes = plots.depth_search(search_frame(found=3)).axes[2]
-        (band,) = named_items(axes.patches, "found")
-        assert band.get_x() + band.get_width() / 2 == pytest.approx(3)
-        assert 0.5 < band.get_width() < 1
-        (text,) = axes.texts
-        assert (text.get_text(), text.get_position()[0]) == ("found", 3)
-
-
-class TestScales:
-    def test_decades_are_logarithmic(self):
-        figure = plots.depth_search(search_frame([(1, 2), (20, 20), (200, 200)]))
-        for axes in figure.axes:
-            assert axes.get_yscale() == "log"
-            assert axes.get_ylabel().endswith("(log scale)")
-        assert [axes.get_xscale() for axes in figure.axes] == ["log", "log", "linear"]
-
-
-def test_frames_from_files_and_of_objects():
-    frame = search_frame(statuses={2: "failed"}, found=5)
-    figure = plots.depth_search(frame)
-    for other in (pd.read_csv(io.StringIO(frame.to_csv(index=False))), frame.astype(object)):
-        again = plots.depth_search(other)
-        for own, read in zip(figure.axes, again.axes, strict=True):
-            for state in (*VERDICTS, "failed"):
-                assert np.array(dots(own, state)) == pytest.approx(np.array(dots(read, state)))
-            assert len(own.patches) == len(read.patches)
-        assert legend_texts(figure) == legend_texts(again)

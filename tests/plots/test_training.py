@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from plots import make_frames as make
-from plots.read_figures import by_label, legend_texts, lines_with, metric_lines, panels, points
+from plots.read_figures import by_label, legend_texts, lines_with, metric_lines, panels
 
 from tfresidual import plots
 
@@ -31,14 +31,6 @@ class TestTrainingCurves:
             styles = [line.get_linestyle() for line in metric_lines(axes)]
             assert styles == ["-", "--"]
 
-    def test_drops_stand_between_the_epochs_and_are_named(self):
-        axes = plots.training_curves(make.history_frame(40)).axes[0]
-        marks = [line.get_xdata()[0] for line in lines_with(axes, "drop")]
-        assert marks == [20.5, 30.5]
-        assert [text.get_text() for text in axes.texts] == ["0.01", "0.001"]
-        close = plots.training_curves(make.history_frame(40, drops=(0.5, 0.55))).axes[0]
-        assert [text.get_text() for text in close.texts] == ["0.01"]
-
     def test_the_best_epoch_is_that_of_the_validation_metric(self):
         frame = make.history_frame(40, metric="exact_match")
         frame.loc[11, "val_exact_match"] = 0.99
@@ -48,20 +40,6 @@ class TestTrainingCurves:
             assert level.get_xdata()[0] == 12
             assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (12, height)
         assert "best validation exact match: 0.990 (epoch 12)" in legend_texts(figure)
-
-    @pytest.mark.parametrize(
-        ("columns", "metrics", "shown", "best"),
-        [
-            (["loss"], None, ["loss"], "best training loss: "),
-            (["loss", "accuracy"], None, ["loss", "accuracy"], "best training accuracy: "),
-            (["loss", "val_loss"], ["val_loss"], ["loss", "val loss"], "best training val loss: "),
-        ],
-    )
-    def test_metrics_that_are_shown(self, columns, metrics, shown, best):
-        frame = make.history_frame(8, drops=())[["epoch", *columns]]
-        figure = plots.training_curves(frame, metrics)
-        assert [axes.get_ylabel() for axes in figure.axes] == shown
-        assert best in legend_texts(figure)[-1]
 
 
 class TestNetworkCurves:
@@ -92,27 +70,16 @@ class TestNetworkCurves:
         assert len(colours) == 3
         assert legend_texts(figure) == [*NETWORKS, "training", "validation"]
 
-    def test_diverged_training_leaves_gaps(self):
-        frame = make.network_frame(networks=["naive"], epochs=6, seeds=1).drop(columns="seed")
-        frame.loc[frame["epoch"] > 2, ["state_l1", "error"]] = np.inf
-        frame.loc[0, "state_l1"] = 0.0
-        figure = plots.network_curves(frame, metrics=("state_l1", "error"))
-        assert list(points(metric_lines(figure.axes[0])[0])) == [2, 3]
-        assert list(points(metric_lines(figure.axes[1])[1])) == [1, 2, 3]
-        nothing = plots.network_curves(frame.assign(state_l1=0.0), metrics=["state_l1"])
-        assert [text.get_text() for text in nothing.axes[0].texts] == ["no values"]
-
 
 class TestIterativeInference:
     def test_three_panels_of_every_stage_and_split(self):
         frame = make.inference_frame(5, splits=("validation", "train"))
         figure = plots.iterative_inference(frame.sample(frac=1.0, random_state=1), stages=[1, 3])
-        frame["1 - readout_error"] = 1 - frame["readout_error"]
         grid = np.reshape(panels(figure), (4, 3))
         cells = [(split, stage) for split in ("train", "validation") for stage in (1, 3)]
         for row, (split, stage) in zip(grid, cells, strict=True):
             here = frame[(frame["split"] == split) & (frame["stage"] == stage)]
-            metrics = ("cosine_loss", "l2_ratio", "1 - readout_error")
+            metrics = ("cosine_loss", "l2_ratio", "readout_error")
             for axes, metric in zip(row, metrics, strict=True):
                 assert axes.get_title() == f"stage {stage}, {split}"
                 assert by_label(axes) == {
@@ -125,12 +92,5 @@ class TestIterativeInference:
         assert [axes.get_ylabel() for axes in grid[0]] == [
             "cosine loss",
             "l2 ratio ‖F(h)‖ / ‖h‖",
-            "intermediate accuracy",
+            "error when left after the block",
         ]
-
-    def test_the_last_stage_and_the_error_of_a_readout_frame(self):
-        frame = make.inference_frame(3).rename(columns={"readout_error": "error"})
-        shown = panels(plots.iterative_inference(frame))
-        assert [axes.get_title() for axes in shown] == ["stage 3"] * 3
-        rows = frame.query("stage == 3 and block == 0")
-        assert list(points(metric_lines(shown[2])[0]).values()) == list(1 - rows["error"])

@@ -80,11 +80,6 @@ def test_a_network_has_one_colour_on_the_page(compared):
     assert len(set.union(*found)) == 3
 
 
-def test_equal_networks_do_not_differ(compared):
-    for title, section in compared.items():
-        assert not section.frame["largest minus smallest"].any(), title
-
-
 def two_networks(first, second):
     """The frames of two networks with one metric of the blocks of a stage."""
     frames = [
@@ -108,11 +103,6 @@ def test_the_last_epoch_of_each_network_is_compared():
     frame = frame[frame["l2_ratio"] != 4.0]
     (row,) = differences(frame, "l2_ratio").to_dict("records")
     assert (row["a"], row["b"], row["b minus a"]) == (2.0, 3.0, 1.0)
-
-
-def test_sums_and_means_over_the_stages_are_left_out():
-    frame = pd.concat([distance_frame().assign(split=name) for name in ("a", "b")])
-    assert differences(frame, "distance")["stage"].tolist() == [1, 2, 3]
 
 
 def test_other_images_are_said():
@@ -139,16 +129,6 @@ def test_other_options_are_said_where_they_matter():
     assert found["Does a repeated block keep refining?"].caution == times
     assert found["Convergence, recurrence, divergence"].caution == times
     assert found["Reading out early"].caution is None
-
-
-def test_networks_of_other_depths():
-    networks = {
-        "deep": {"block_metrics": measured(block_frame(6))},
-        "shallow": {"block_metrics": measured(block_frame(2, stages=2))},
-    }
-    for section in comparison_sections(networks, 0.1):
-        assert section.figure is not None
-        assert section.frame is None or section.frame["block"].max() <= 1
 
 
 def test_what_only_one_network_has_is_left_out():

@@ -1,11 +1,7 @@
 """What a report says was found: on frames made so that it holds, fails, or is undecided."""
 
-import io
-
-import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 from plots.make_frames import block_frame
 
 from tfresidual.plots.declared import study_figures
@@ -61,12 +57,6 @@ def test_signs(mean, error, sign):
     assert findings.signs([mean], [error]).tolist() == [sign]
 
 
-def test_error_of_a_share():
-    # Of 25 images 10 are wrong: their standard deviation over the square root of their number.
-    values = np.array([1.0] * 10 + [0.0] * 15)
-    assert findings.error_of_share(0.4, 25) == pytest.approx(values.std() / 5)
-
-
 class TestCosineLoss:
     @pytest.mark.parametrize(
         ("pairs", "counts", "words"),
@@ -110,9 +100,8 @@ def test_cosines_beside_first_order_terms():
         "first_order": pd.DataFrame(terms),
     }
     text = findings.of_first_order(frames)
-    assert "of 2 blocks whose mean cosine is below zero" in text
-    assert "count more, is below zero in 1, above in 1, undecided in 0" in text
-    assert "by the block is below zero in 2, above in 0, undecided in 0" in text
+    assert "2 blocks have a mean cosine below zero" in text
+    assert "1 of them lower the loss and 1 raise it; measured, 2 of them" in text
     above = frames | {"block_metrics": cosines(ABOVE, ABOVE, ABOVE)}
     assert findings.of_first_order(above) is None
 
@@ -163,6 +152,22 @@ def test_indices_need_an_error_below_chance(error, chance, images, is_less):
         assert text.startswith("On the test images, the error of the whole network is not below ")
 
 
+def test_a_quotient_of_noise_is_no_headline():
+    """Without blocks of the second stage, the network is all but at chance."""
+    indices = pd.DataFrame({"split": "test", "basis": "labels", "stage": [1, 2, "mean"]})
+    indices = indices.assign(error=0.2, chance=0.99, recurrence_index=[0.9, 3.03, 2.0])
+    indices = indices.assign(convergence_index=0.4, divergence_index=NAN)
+    drops = pd.DataFrame({"split": "test", "stage": [1, 1, 2, 2], "error": [0.3, 0.3, 0.94, 0.97]})
+    groups = pd.DataFrame({"split": "test", "group": "all", "images": [2000]})
+    frames = {"convergence_indices": indices, "drop_blocks": drops, "borderline": groups}
+    tiles = {label: value for label, value, _ in findings.index_tiles(frames)}
+    dash = "\N{EN DASH}"
+    assert tiles == {"Convergence by stage": "0.40, 0.40", "Recurrence by stage": f"0.90, {dash}"}
+    # On many more images, the same errors tell.
+    frames["borderline"] = groups.assign(images=10**6)
+    assert "3.03" in dict(tile[:2] for tile in findings.index_tiles(frames))["Recurrence by stage"]
+
+
 def readout_frame(*errors):
     return pd.DataFrame({"split": "test", "stage": 2, "block": range(len(errors)), "error": errors})
 
@@ -207,14 +212,3 @@ def test_findings_stand_in_their_sections():
     assert others[section.title].finding != section.finding
     assert others[section.title].reading == section.reading
     assert others[section.title].images is None
-
-
-def test_figures_are_laid_out_once():
-    frames = {"block_metrics": block_frame(3)}
-    figure = study_figures(frames, 0.1)["cosine_loss"]
-    (axes,) = figure.axes
-    before = axes.get_position().bounds
-    # Laid out, and so not where an empty figure has them.
-    assert before != Figure().add_subplot().get_position().bounds
-    figure.savefig(io.BytesIO(), format="svg")
-    assert axes.get_position().bounds == before

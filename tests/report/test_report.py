@@ -138,9 +138,9 @@ class TestPage:
         assert "R. On 2,000 test images." in page.text("figcaption") + page.text("p")
 
     def test_what_a_reader_must_know_comes_before_the_figure(self, tmp_path):
-        page = page_of(tmp_path, figure=small_figure(), caution="Mixed.")
-        texts = [text for tag, text in page.texts if tag in ("p", "strong", "figcaption")]
-        assert texts == ["Q?", "Caution:", "Mixed.", "R."]
+        page = page_of(tmp_path, figure=small_figure(), caution="`a < b`.")
+        texts = [text for tag, text in page.texts if tag in ("p", "strong", "figcaption", "code")]
+        assert texts == ["Q?", "Caution:", "a < b", ".", "R."]
         assert page.all("img")[0]["alt"] == "Figure: T. Drawn: error over block."
 
     def test_links_lead_to_sections(self, page):
@@ -216,9 +216,6 @@ class TestPage:
 
 
 class TestForm:
-    def test_nothing_at_all(self, tmp_path):
-        assert written(tmp_path, "Empty", []).text("h2") == ["Words"]
-
     def test_markup_is_text(self, tmp_path):
         evil = "<script>alert('&')</script>"
         frame = pd.DataFrame({evil: [evil]})
@@ -258,20 +255,6 @@ class TestWholeOrNothing:
         path.write_text("older")
         report.write(path, "Newer", [])
         assert "Newer" in path.read_text("utf-8")
-        assert os.listdir(tmp_path) == ["report.html"]
-
-    def test_a_figure_that_fails(self, tmp_path, monkeypatch):
-        path = tmp_path / "report.html"
-        path.write_text("older")
-        sections = some_sections()
-
-        def fail(*arguments, **options):
-            raise RuntimeError("no ink")
-
-        monkeypatch.setattr(sections[-1].figure, "savefig", fail)
-        with pytest.raises(RuntimeError, match="no ink"):
-            report.write(path, "Newer", sections)
-        assert path.read_text() == "older"
         assert os.listdir(tmp_path) == ["report.html"]
 
 

@@ -43,8 +43,8 @@ class Line:
     """What is drawn of a column.
 
     Attributes:
-        column: the column of the frame, or `"1 - column"` for the rest to 1. If the frame has the
-            standard error `column_se` too, it is drawn as a band over the blocks, or as bars.
+        column: the column of the frame. If the frame has the standard error `column_se` too, it is
+            drawn as a band over the blocks, or as bars.
         name: the name in the legend, if the figure draws several columns.
         dash: the line style, if it tells columns apart; the markers are open unless it is `"-"`.
         mark: `"line"`; `"dots"` without a line; `"bar"`; `"sum"`, a line of the sum so far;
@@ -175,7 +175,7 @@ def over_blocks(
 
 # The headings of a report, in its order.
 STEPS = "What every block adds"
-ROUTES = "Without blocks, in another order, read out early, repeated"
+ROUTES = "Stages left early, blocks dropped, reordered, repeated"
 IMAGES = "Which images the blocks help"
 BOUNDS = "Weights and bounds"
 TRAINING = "Over the training"

@@ -498,16 +498,16 @@ _DECLARED = (
                 shown_by="route_errors",
                 column="error",
                 title="Reading out early",
-                question="The accuracy of the network when a stage is left after each of its "
+                question="The error of the network when a stage is left after each of its "
                 "blocks and the next stage, or the classifier, follows immediately.",
-                reading="A stage whose line rises in small steps comes closer to its result with "
-                "every block; one whose line stays low until the last block builds something that "
+                reading="A stage whose line falls in small steps comes closer to its result with "
+                "every block; one whose line stays high until the last block builds something that "
                 "can be read out only then.",
                 source="Jastrzebski et al. 2018, figure 5, at the end of training",
                 drawing=over_blocks(
                     "Early read-out",
-                    "accuracy with the stage\nended after the block",
-                    "1 - error",
+                    "error with the stage\nleft after the block",
+                    "error",
                     scale="share",
                 ),
             ),
@@ -516,7 +516,7 @@ _DECLARED = (
                 group=TRAINING,
                 column="error",
                 title="Reading out over training",
-                question="The accuracy on validation images when a stage is left after each of "
+                question="The error on validation images when a stage is left after each of "
                 "its blocks, epoch by epoch.",
                 reading=(
                     f"{LINES} If the lines are one above the other in this order, each further "
@@ -664,18 +664,16 @@ _DECLARED = (
                 shown_by="route_errors",
                 column="error",
                 title="Which blocks are needed?",
-                question="The accuracy of the network without each of its blocks.",
+                question="The error of the network without each of its blocks.",
                 reading="The closer a point is to the dotted line of the whole network, the less "
                 "the block is needed. Blocks that change the shape of the state cannot be dropped.",
                 source="Jastrzebski et al. 2018, figures 3 and 12",
                 drawing=over_blocks(
                     "Dropped block",
-                    "accuracy without the block",
-                    "1 - error",
+                    "error without the block",
+                    "error",
                     scale="share",
-                    levels=(
-                        Level(column="1 - unperturbed_error", name="no block dropped", dash=":"),
-                    ),
+                    levels=(Level(column="unperturbed_error", name="no block dropped", dash=":"),),
                 ),
             ),
             Figure(
@@ -683,9 +681,9 @@ _DECLARED = (
                 group=TRAINING,
                 column="error",
                 title="Dropped blocks over training",
-                question="The accuracy without one block, epoch by epoch.",
+                question="The error without one block, epoch by epoch.",
                 reading=(
-                    f"{LINES} The dotted line is the whole network. The further a line falls below "
+                    f"{LINES} The dotted line is the whole network. The further a line is above "
                     "it, the more the block is needed."
                 ),
                 source="Jastrzebski et al. 2018, figure 3",
@@ -729,9 +727,9 @@ _DECLARED = (
                 "Flat when repeated: try one shared block.",
                 group=ROUTES,
                 column="error",
-                title="Read out early, drop, repeat",
+                title="Left early, dropped, repeated",
                 question="The error when a stage is left early, when one of its blocks is "
-                "dropped, and when its last block is applied again and again.",
+                "dropped, and when its last block is repeated.",
                 reading="An iterative method would come closer to the answer with every block, "
                 "would hardly depend on which block is dropped, and would stay where it is when "
                 "its last step is repeated.",

@@ -334,7 +334,7 @@ def _summary(settings, outcome, trace, error, seconds):
         (
             titles.get(outcome.status, "Depth").capitalize(),
             depths,
-            outcome.message.replace("`", ""),
+            outcome.message,
         ),
         (
             "Rule",

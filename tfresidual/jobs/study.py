@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import time
 from typing import TYPE_CHECKING
 
@@ -207,31 +206,6 @@ def _classes(answer):
     return " ".join(map(str, sorted(answer)))
 
 
-# What the tile of an index says of it.
-INDICES = {
-    "convergence": "1 if a stage has its result after its first block",
-    "recurrence": "1 if it does not matter which block is dropped; over 1, the last is missed most",
-    "divergence": "0 if repeating the last block of a stage does no harm, 1 if it leads to chance",
-}
-
-
-def _index_tiles(frames):
-    """Returns a tile for every index that stages have, on test images; none at chance."""
-    indices = frames["convergence_indices"]
-    rows = indices.query("split == 'test' and basis == 'labels' and stage != 'mean'")
-    if not findings.errs_less_than_chance(frames):
-        return []
-    return [
-        (
-            f"{name.capitalize()} by stage",
-            ", ".join("\N{EN DASH}" if math.isnan(of) else f"{of:.2f}" for of in values),
-            f"index on test images: {meaning}",
-        )
-        for name, meaning in INDICES.items()
-        if (values := rows[f"{name}_index"]).notna().any()
-    ]
-
-
 def _gradient_tile(frames):
     """Returns the tile that counts the blocks whose mean cosine is significantly below zero."""
     below, undecided, above = findings.count_signs(frames["block_metrics"])
@@ -267,7 +241,7 @@ def _summary(result, frames, description, error, seconds):
             f"{len(chain.blocks)} blocks",
             f"{network.count_params():,} parameters, stages: {len(chain.stages)}",
         ),
-        *_index_tiles(frames),
+        *findings.index_tiles(frames),
         _gradient_tile(frames),
         ("Time", f"{seconds / 60:.1f} min", "data and training in this run of the command"),
     ]

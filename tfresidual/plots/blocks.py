@@ -87,9 +87,9 @@ def scaled_perturbation(frame: Frame, epsilon: float | None = None) -> Figure:
 
 
 def readout(frame: Frame) -> Figure:
-    """Draws the accuracy after every block, with the rest of its stage skipped (II figure 5).
+    """Draws the error after every block, with the rest of its stage skipped (II figure 5).
 
-    At the last block of a stage, this is the accuracy of the whole network.
+    At the last block of a stage, this is the error of the whole network.
 
     Args:
         frame: Read-out frame with the column `error`.
@@ -98,9 +98,9 @@ def readout(frame: Frame) -> Figure:
 
 
 def drop_blocks(frame: Frame) -> Figure:
-    """Draws the accuracy of the network without one block, for every block (II figures 3 and 12).
+    """Draws the error of the network without one block, for every block (II figures 3 and 12).
 
-    A dotted line per split marks the accuracy with no block dropped.
+    A dotted line per split marks the error with no block dropped.
 
     Args:
         frame: Dropped blocks frame with the columns `error` and `unperturbed_error`.

@@ -36,7 +36,6 @@ _EFFECTS = LinearSegmentedColormap.from_list(
     "tfresidual_effects", [style.VERMILION, "#ffffff", style.BLUE]
 )
 _EPOCHS = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.86, 256)))
-_COMPLEMENT = "1 - "
 # What the label of an axis says of its scale; 0 has no place on a logarithmic one.
 _SCALES = {"log": "log scale", "symlog": "log scale, linear near 0"}
 
@@ -81,21 +80,15 @@ def read(frame, drawing):
     lines = [line for panel in drawing.panels for line in panel.lines]
     levels = [level.column for panel in drawing.panels for level in panel.levels if level.column]
     columns = [column for line in lines for column in (line.column, line.band) if column]
-    shown = list(dict.fromkeys(column.removeprefix(_COMPLEMENT) for column in columns))
-    needed = [*shown, *(column.removeprefix(_COMPLEMENT) for column in levels)]
-    errors = [f"{column}_se" for column in shown if f"{column}_se" in frame]
-    table = frames.keyed_values(
-        frame.assign(is_empty=frame[shown].isna().all(axis=1)),
+    errors = [f"{column}_se" for column in columns if f"{column}_se" in frame]
+    return frames.keyed_values(
+        frame.assign(is_empty=frame[columns].isna().all(axis=1)),
         drawing.keys,
-        dict.fromkeys([*needed, *errors]),
+        dict.fromkeys([*columns, *levels, *errors]),
         optional_keys=("epoch",) if drawing.epochs else (),
         carried=("is_empty", "name", "part", "blocks"),
         texts=drawing.texts,
     )
-    for column in (*columns, *levels):
-        if column.startswith(_COMPLEMENT):
-            table[column] = 1 - table[column.removeprefix(_COMPLEMENT)]
-    return table
 
 
 def draw_table(table, drawing, title="", arguments=None, named=None, handles=(), looks=None):
@@ -155,6 +148,10 @@ class _Maker:
         axes = {over: Places(table, drawing, over) for over in dict.fromkeys(overs)}
         self.axes = {panel: axes[over] for panel, over in zip(drawing.panels, overs, strict=True)}
         self.marks = {line.mark for panel in drawing.panels for line in panel.lines}
+        # Several lines of a single split have colours of their own.
+        named_lines = [line for panel in drawing.panels for line in panel.lines if line.name]
+        is_single = drawing.colour == "split" and len(self.looks) == 1
+        self.of_lines = style.line_looks([line.dash for line in named_lines if is_single])
         self.cells, self.scales, self.image = [], {}, None
 
     def draw(self, title, handles):
@@ -268,8 +265,10 @@ class _Maker:
         """Draws one column of the rows of one colour and dash."""
         drawing = self.drawing
         linestyle = self.dashes[dash] if drawing.dash else line.dash
-        # A line style of its own tells dots apart, too.
-        is_open = linestyle != "-" and drawing.dash != drawing.colour
+        if line.name or line.dash != "-":
+            look = self.of_lines.get(line.dash, look)
+        # A line style of its own tells dots apart, and shows those below.
+        is_open = linestyle != "-"
         label = ", ".join(filter(None, (*self._names(rows, dash), line.column)))
         if line.mark == "means":
             self._draw_means(axes, axis, rows, line, number, look, linestyle, label)
@@ -295,7 +294,7 @@ class _Maker:
             "color": look.colour,
             "marker": look.marker or ("o" if is_over_epochs and count <= 15 else None),
             "markersize": 2.8,
-            "markerfacecolor": "white" if is_open else look.colour,
+            "markerfacecolor": "none" if is_open else look.colour,
             "linewidth": look.width if linestyle == "-" else min(look.width, 1.2),
             "linestyle": linestyle,
         }
@@ -304,6 +303,7 @@ class _Maker:
             drawn |= {} if drawing.dash else {"markeredgewidth": 0, "alpha": 0.6}
         elif look.marker:
             drawn["markersize"] = (4.6 if count <= 12 else 3.5) if count <= _FEW else 2.6
+            drawn["markersize"] += 1.4 * is_open
         if "seed" in rows or (is_over_epochs and count > 20):
             drawn["markevery"] = max(1, count // 8)
         axes.plot(course.index, course["height"], label=label, **drawn)
@@ -492,7 +492,9 @@ class _Maker:
         if self.image is not None:
             self._add_scale(self.image, next(iter(lines)), None)
         else:
-            handles += [style.line_handle(name, linestyle=one.dash) for name, one in lines.items()]
+            for name, one in lines.items():
+                look = self._look_in_legend(self.of_lines[one.dash]) if self.of_lines else {}
+                handles.append(style.line_handle(name, linestyle=one.dash, **look))
         if self.has_scale and drawing.colour == "block":
             count = max(self.looks) + 1
             if count > 1:
@@ -508,7 +510,7 @@ class _Maker:
                 style.line_handle(name, linestyle=self.dashes[dash], **self._look_of(colour))
                 for (colour, dash), name in self.named.items()
             ]
-        elif list(self.looks) != [""] and self.image is None:
+        elif list(self.looks) != [""] and self.image is None and not self.of_lines:
             handles += [self._handle(key) for key in self.looks if key != ""]
         if drawing.dash not in ("", drawing.colour) and not self.named:
             found = set(table[drawing.dash]) - {""}
@@ -526,7 +528,9 @@ class _Maker:
 
     def _look_of(self, key):
         """Returns the look of a colour key in a legend."""
-        look = self.looks[key]
+        return self._look_in_legend(self.looks[key])
+
+    def _look_in_legend(self, look):
         found = {"color": look.colour, "marker": look.marker or None, "markersize": 4.8}
         return found | {"linewidth": max(1.2, look.width) if look.width > 2 else 1.2}
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 # By panel: the label below it, the key of its frame, and the place of the key 0.
 _ROUTES = {
-    "convergence": ("number of evaluated blocks", "block", 1),
-    "recurrence": ("dropped block", "block", 0),
-    "divergence": ("repetitions of the last block", "repetition", 0),
+    "left early": ("blocks before the stage is left", "block", 1),
+    "dropped": ("dropped block", "block", 0),
+    "repeated": ("repetitions of the last block", "repetition", 0),
 }
 _PLACES = {
     "blocks": "block of the last stage",
@@ -50,7 +50,7 @@ def route_errors(
 ) -> Figure:
     """Draws the error on three kinds of routes side by side, a line per stage.
 
-    From left to right, a stage ends early, lacks one block, or applies its last block again. A
+    From left to right, a stage is left early, lacks one block, or repeats its last block. A
     dotted line marks the error of the unperturbed network. Each split has its own row.
 
     Args:

@@ -192,6 +192,11 @@ def stage_looks(stages):
     }
 
 
+def line_looks(dashes):
+    """Returns a dictionary from the line style of a column to its `Look`."""
+    return dict(zip(dict.fromkeys(dashes), _LOOKS, strict=False))
+
+
 def dashes(names):
     """Returns a dictionary from name to line style: the first solid, the others dashed."""
     return {name: _DASHES[place % len(_DASHES)] for place, name in enumerate(names)}

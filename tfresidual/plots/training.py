@@ -30,7 +30,7 @@ _OF_BLOCKS = Drawing(
     (
         Panel("cosine loss", (Line("cosine_loss"),), levels=(ZERO,)),
         Panel("l2 ratio ‖F(h)‖ / ‖h‖", (Line("l2_ratio"),), "wide"),
-        Panel("intermediate accuracy", (Line("1 - readout_error"),), "share"),
+        Panel("error when left after the block", (Line("readout_error"),), "share"),
     ),
     "epoch",
     "epoch",
@@ -42,10 +42,10 @@ _OF_BLOCKS = Drawing(
 
 
 def iterative_inference(frame: Frame, stages: Iterable[int] | None = None) -> Figure:
-    """Draws cosine loss, l2 ratio and intermediate accuracy of every block over the epochs.
+    """Draws cosine loss, l2 ratio and read-out error of every block over the epochs.
 
     The three panels are side by side, with a line per block from blue and thin (lowest) to red and
-    thick (highest). The accuracy is measured with the stage ended after the block. Every split and
+    thick (highest). The error is that of the stage left after the block. Every split and
     every stage has its own row of panels. l2 ratios that span more than a factor of 30 are drawn on
     a logarithmic axis.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jinja2
+import markupsafe
 
 from tfresidual.machine.console import printable
 from tfresidual.machine.files import replacing
@@ -29,6 +30,7 @@ _MOST_SVG_BYTES = 400_000
 _PNG_DPI = 170
 # Control characters, and bytes of names that are not UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_CODE = re.compile("`([^`]+)`")
 # CSS pixels per inch, and the factor by which a figure may shrink at most: its smallest letters, of
 # 7.5 points, then have 9 pixels.
 _PIXELS_PER_INCH, _SMALLEST_SCALE = 96, 0.9
@@ -73,6 +75,7 @@ def _render(title, sections, summary, settings, generator, conclusions):
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     groups = _grouped(sections)
+    environment.filters["code"] = _with_code
     source = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
     page = environment.from_string(source).render(
         title=title,
@@ -86,6 +89,11 @@ def _render(title, sections, summary, settings, generator, conclusions):
         settings=tables.from_settings(settings),
     )
     return _UNPRINTABLE.sub(lambda match: printable(match[0]), page)
+
+
+def _with_code(text):
+    """Returns text for HTML, in which what stands between backticks is code."""
+    return markupsafe.Markup(_CODE.sub(r"<code>\1</code>", str(markupsafe.escape(text))))
 
 
 def _grouped(sections):

@@ -14,6 +14,14 @@ from tfresidual.definitions.chance import is_below
 
 BELOW, UNDECIDED, ABOVE = -1, 0, 1
 _BEYOND = "by more than two standard errors over the images"
+# Two standard errors of an index with a tile are less than this.
+SURE = 0.25
+# What the tile of an index says of it.
+INDICES = {
+    "convergence": "1 if a stage has its result after its first block",
+    "recurrence": "1 if it does not matter which block is dropped; over 1, the last is missed most",
+    "divergence": "0 if repeating the last block of a stage does no harm, 1 if it leads to chance",
+}
 
 
 def signs(means, errors):
@@ -52,22 +60,19 @@ def of_cosine_loss(frames):
 
 
 def of_first_order(frames):
-    """Returns a sentence that joins the cosines with the first-order terms and the losses."""
+    """Returns what first-order terms and losses say where the mean cosine is below zero."""
     metrics, terms = (of_test(frames[name])[0] for name in ("block_metrics", "first_order"))
     chosen = _below_zero(metrics)[["stage", "block"]].merge(terms, on=["stage", "block"])
     if not len(chosen):
         return None
-    parts = []
-    for name, what in (
-        ("first_order", "the mean product of F and g, in which large gradients count more,"),
-        ("loss_change", "the change of the mean loss by the block"),
-    ):
-        below, none, above = _counts(chosen, name)
-        parts.append(f"{what} is below zero in {below}, above in {above}, undecided in {none}")
-    images = of_test(frames["first_order"])[1]
+    told, images = [], of_test(frames["first_order"])[1]
+    for name in ("first_order", "loss_change"):
+        below, _, above = _counts(chosen, name)
+        told.append(f"{below} of them lower the loss and {above} raise it")
     return (
-        f"{images}, of {_many(len(chosen), 'block')} whose mean cosine is below zero: "
-        f"{'; '.join(parts)}."
+        f"{images}, {_many(len(chosen), 'block')} have a mean cosine below zero. By the mean "
+        f"product of F and g, in which large gradients count more, {told[0]}; measured, {told[1]}. "
+        "The others are within two standard errors of zero."
     )
 
 
@@ -115,6 +120,31 @@ def of_indices(frames):
         f"{images}, the error of the whole network is not below chance {_BEYOND}: the indices "
         "divide by that difference, and are not defined here."
     )
+
+
+def index_tiles(frames):
+    """Returns a triple (label, value, note) for every index of stages; none at chance.
+
+    An index divides by the distance of an error to chance. Where that is not far beyond noise, the
+    index is left out.
+    """
+    if not errs_less_than_chance(frames):
+        return []
+    indices, _ = of_test(frames["convergence_indices"])
+    rows = indices.query("basis == 'labels' and stage != 'mean'")
+    drops, _ = of_test(frames["drop_blocks"])
+    last, images = drops.groupby("stage")["error"].nth(-1), count_images(frames)
+    divisors = dict.fromkeys(INDICES, rows["error"]) | {"recurrence": last.set_axis(rows.index)}
+    tiles, dash = [], "\N{EN DASH}"
+    for name, meaning in INDICES.items():
+        errors = divisors[name]
+        noise = STANDARD_ERRORS * (2 * errors * (1 - errors) / images) ** 0.5
+        values = rows[f"{name}_index"].where(noise / (rows["chance"] - errors).clip(0) < SURE)
+        if values.notna().any():
+            text = ", ".join(dash if math.isnan(of) else f"{of:.2f}" for of in values)
+            note = f"index on test images: {meaning}{f'; {dash}: within noise' * (dash in text)}"
+            tiles.append((f"{name.capitalize()} by stage", text, note))
+    return tiles
 
 
 def of_readout(frames):
