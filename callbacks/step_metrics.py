@@ -33,6 +33,7 @@ from tfresidual.machine.first_step import changed_method
 from tfresidual.probes.block_metrics import metrics_of
 from tfresidual.probes.logs import log_key
 from tfresidual.routing.devices import is_elsewhere
+from tfresidual.routing.gradients import is_float8
 from tfresidual.routing.losses import single
 from tfresidual.sources.places import places_of
 
@@ -445,6 +446,8 @@ def _check(model):
     elif model.jit_compile:
         what = "`compile(jit_compile=False)`: XLA would round otherwise with and without metrics"
         received = f"jit_compile={model.jit_compile!r}"
+    elif any(map(is_float8, model.weights)):
+        what, received = "layers that are not in float8", "a model with float8 layers"
     elif is_elsewhere(strategy):
         what = "one replica, or a `tf.distribute.MirroredStrategy`"
         received = f"a {type(strategy).__name__}"

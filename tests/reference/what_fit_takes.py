@@ -144,27 +144,33 @@ def cross_entropies(labels, outputs):
     return -tf.math.log(tf.gather(outputs, labels, batch_dims=1))
 
 
+def gradients_of(case, images, labels, training):
+    """Returns states, what was added before each, and gradients; eager float8 has none."""
+    states, changes = [], []
+
+    def seen(state, change=None):
+        tape.watch(state)
+        states.append(state)
+        changes.append(state if change is None else change)
+        return state
+
+    with tf.GradientTape() as tape:
+        outputs = walk(case.model, images, training, seen)
+        loss = tf.reduce_sum(cross_entropies(labels, outputs))
+        if training and case.activity:
+            # Training minimizes it, too.
+            loss += case.activity * tf.reduce_sum(tf.square(changes[1:]))
+        loss *= SCALE
+    return states, changes, tape.gradient(loss, states)
+
+
 def truth(case, batches, training=False):
     """Returns the means over the images of all batches, by name of metric and block, from 0."""
     per_image, weights = [], []
+    gradients_in = tf.function(lambda x, y: gradients_of(case, x, y, training))
     for images, labels, weight in batches:
-        states, changes = [], []
-
-        def seen(state, change=None, states=states, changes=changes):
-            tape.watch(state)
-            states.append(state)
-            changes.append(change)
-            return state
-
         labels = np.asarray(labels)
-        with tf.GradientTape() as tape:
-            outputs = walk(case.model, images, training, seen)
-            loss = tf.reduce_sum(cross_entropies(labels, outputs))
-            if training and case.activity:
-                # Training minimizes it, too.
-                loss += case.activity * tf.reduce_sum(tf.square(changes[1:]))
-            loss *= SCALE
-        gradients = tape.gradient(loss, states)
+        states, _, gradients = gradients_in(images, labels)
         rows = {}
         for block in range(BLOCKS):
             before, after, gradient = (
@@ -261,11 +267,11 @@ def lora():
     return compiled(model)
 
 
-def int8():
+def quantized(mode, tolerance=0.01):
     model = functional()
     for block in range(BLOCKS):
-        model.get_layer(f"branch{block}").quantize("int8")
-    return Case(compiled(model), tolerance=0.01)
+        model.get_layer(f"branch{block}").quantize(mode)
+    return Case(compiled(model), tolerance=tolerance)
 
 
 def mixed(policy, tolerance):
@@ -385,7 +391,9 @@ ROWS = {
             compiled(functional(activity_regularizer=keras.regularizers.L2(0.1))), activity=0.1
         ),
         "LoRA": lambda: Case(lora()),
-        "int8": int8,
+        "int8": lambda: quantized("int8"),
+        "int4": lambda: quantized("int4"),
+        "float8": lambda: quantized("float8"),
         "mixed_bfloat16": lambda: mixed("mixed_bfloat16", 0.05),
         "mixed_float16, loss scaling": lambda: mixed("mixed_float16", 0.02),
     },
@@ -615,6 +623,10 @@ error says why: the number is that of the message below. The trainings are in
 Where blocks are not found without help, callbacks are told once, before `fit`, by
 [`callbacks.use_blocks`](reference/callbacks.md), and `tfresidual.chain` by the same arguments. An
 error says when that is needed.
+
+On TensorFlow, data of unknown length cost one optimizer step more per epoch than they have batches:
+rates of a schedule and weight decay run ahead, and probes at the end of an epoch see it.
+`data.apply(tf.data.experimental.assert_cardinality(batches))` says the length.
 """
 
 

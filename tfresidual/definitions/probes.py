@@ -74,7 +74,7 @@ _DECLARED = (
             "gradient_norm": Column(
                 "norm of `g`",
                 at_least=0,
-                low="by orders of magnitude along the network: vanishing",
+                low="falls by orders of magnitude along the network: vanishing",
                 high="exploding",
                 paper="II fig. 8",
             ),
@@ -410,7 +410,7 @@ _DECLARED = (
             "state_norm": Column(
                 "norm of the state after the block",
                 at_least=0,
-                low="by orders of magnitude along the network: vanishing",
+                low="falls by orders of magnitude along the network: vanishing",
                 high="exploding",
                 paper="IM eq. 4",
             ),
@@ -1231,8 +1231,8 @@ _DECLARED = (
                 column="deviation",
                 title="How different are the blocks?",
                 question="The mean deviation of each block's weights from the mean block of its "
-                "stage, in standard deviations of the stage's weights. Blocks that were left out "
-                "of the coupling are left out here.",
+                "stage, in standard deviations of the stage's weights. Blocks that are not "
+                "coupled do not count.",
                 reading="0 for blocks with equal weights, about 0.8 for many blocks with weights "
                 "drawn independently from a normal distribution. Two blocks of a stage are "
                 "equally far from their mean, whatever they are.",

@@ -90,7 +90,9 @@ class ResidualUnit(keras.layers.Layer):
         shortcut: how the state and the branch are joined: `"identity"`, `"scaled"`,
             `"exclusive_gate"`, `"shortcut_only_gate"`, `"conv1x1"`, `"dropout"`, or a `Shortcut`
             layer.
-        strides: int, stride of the branch's first convolution.
+        strides: int, stride of the branch's first convolution. At even sizes, a 3x3 convolution
+            of stride 2 is centred one pixel beside a 1x1 shortcut of stride 2: Keras pads at the
+            end for `padding="same"`, where PyTorch pads both sides.
         resize: how the state is brought to the branch's shape if the two differ: `"projection"`
             (1x1 convolution with the unit's stride) or `"zero_padding"` (`Subsampling`).
         gamma_initializer: initializer of the scale of every batch normalization.

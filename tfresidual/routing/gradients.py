@@ -168,6 +168,21 @@ def carried_gradients(tape, after, before, gradient):
     return [tf.cast(one, tf.float32) * _of_rows(scale, one) for one in found]
 
 
+def is_float8(weight):
+    """Returns whether a weight is a scale of a float8 layer, which the optimizer overwrites."""
+    return getattr(weight, "overwrite_with_gradient", False)
+
+
+def check_no_float8(chain):
+    """Raises a `ValueError` for blocks whose gradients are rounded to what training has."""
+    if any(is_float8(weight) for block in chain.blocks for weight in block.variables):
+        raise ArgumentError(
+            "chain",
+            "have blocks without float8, whose gradients are cut off at the largest of training",
+            received=chain.name,
+        )
+
+
 def _of_rows(scale, tensor):
     """Returns numbers `(images,)` in a shape that multiplies those of a tensor `(images, ...)`."""
     return tf.reshape(scale, [-1, *[1] * (len(tensor.shape) - 1)])
@@ -187,6 +202,7 @@ def known_gradients(chain, states, gradients):
             "of TensorFlow, passes none",
             received=f"{chain.name}, whose head or loss has none",
         )
+    check_no_float8(chain)
     return [
         tf.zeros_like(state) if gradient is None else gradient
         for state, gradient in zip(states, gradients, strict=True)

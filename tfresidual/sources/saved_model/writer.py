@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.files import file_above, replacing_folder
 from tfresidual.routing.agreement import check_agreement, sample_images
+from tfresidual.routing.gradients import check_no_float8
 from tfresidual.routing.scores import OUTPUTS, named_outputs
 from tfresidual.sources.saved_model.format import (
     CALLED,
@@ -106,6 +107,8 @@ def parts_to_save(chain, probing=True):
     For probing, they are compiled in the first call and kept on the chain.
     """
     _check_names(chain, ARGUMENTS if probing else ())
+    if probing:
+        check_no_float8(chain)
     root, signatures, layout = (_with_probes if probing else _to_serve)(chain)
     if not hasattr(root, "resources"):
         # TensorFlow writes only objects that are attributes of the module.
