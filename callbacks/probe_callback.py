@@ -109,6 +109,12 @@ def chain_in_training(model):
     probed, state = _probed(model), _state_of(model)
     if probed.chain is None or probed.state != state:
         probed.chain, probed.state = sources.chain(model, **probed.options), state
+        if _has_averages(model.optimizer):
+            warn(
+                f"With `use_ema`, the weights of {model.name} become their moving averages when "
+                "`fit` ends: callbacks measure those before, unless they come after "
+                "`keras.callbacks.SwapEMAWeights(swap_on_epoch=True)`."
+            )
         if any(OPENS_WITH_INPUTS in note for note in probed.chain.notes):
             warn(
                 f"Callbacks take whole layers of {model.name} as blocks, since they do not see the "
@@ -117,6 +123,11 @@ def chain_in_training(model):
                 "says that whole layers are meant."
             )
     return probed.chain
+
+
+def _has_averages(optimizer):
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return any(getattr(one, "use_ema", False) for one in getattr(inner, "optimizers", [inner]))
 
 
 def _state_of(model):

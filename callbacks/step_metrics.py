@@ -119,6 +119,15 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._forget()
+        at_compile = getattr(self.model, "_compiled_trainable_state", {})
+        others = [one.name for one, was in at_compile.items() if one.trainable != was]
+        if others:
+            raise ArgumentError(
+                "model",
+                "be compiled again after layers were frozen, or no longer are: a training that has "
+                "begun goes on as compiled, and with `StepMetrics` it would not",
+                received=f"model={self.model.name}, where `trainable` changed in {others}",
+            )
         if self.csv is not None:
             check_folder("csv", self.csv.parent)
         if self.tensorboard is not None:

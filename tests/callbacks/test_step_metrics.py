@@ -331,9 +331,10 @@ def test_a_model_changed_after_a_training_is_measured_as_it_is(change):
 @pytest.mark.eager
 def test_means_are_over_the_images_of_all_measured_steps(tmp_path):
     """Batches of 3, 3 and 1 images, of which 2, 2 and 1 are measured."""
-    net = compiled(random_network(blocks=1), rate=0.0)
+    net = random_network(blocks=1)
     for layer in net._flatten_layers():
         layer.trainable = not isinstance(layer, layers.BatchNormalization)
+    compiled(net, rate=0.0)
     data = random_batch(net, images=7)
     path = tmp_path / "new" / "steps.csv"
     history = fit(net, data, [callbacks.StepMetrics(images=2, csv=path)], epochs=2, batch=3)
@@ -567,10 +568,14 @@ def test_layers_frozen_in_the_middle(tmp_path, batch, how, is_before, executed, 
         other, parts = made(), []
         for epochs, first in ((1, 0), (3, 1)):
             other.get_layer("branch").trainable = not first
-            other.train_function = None
+            other.compile("sgd", "mse", steps_per_execution=executed)
             chosen = [callbacks.StepMetrics()]
             parts.append(fit(other, data, chosen, epochs, batch=4, initial_epoch=first))
         assert history == {key: [*values, *parts[1][key]] for key, values in parts[0].items()}
+    if how == "force":
+        with refused("model"):
+            fit(model, data, [callbacks.StepMetrics()])
+        model.compile("sgd", "mse", steps_per_execution=executed)
     if how != "refused":
         fit(model, data, [callbacks.StepMetrics(csv=path)], epochs=4, batch=4, initial_epoch=3)
         assert sorted(set(pd.read_csv(path)["step"]))[-3:] == [9, 10, 11]
@@ -666,8 +671,8 @@ def test_the_training_is_the_same_bit_for_bit(make):
 def test_every_call_of_a_shared_unit_is_a_block_of_its_own():
     model = shared_unit()
     randomise(model)
-    compiled(model, rate=0.0)
     model.get_layer("unit").trainable = False
+    compiled(model, rate=0.0)
     data = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype("float32"), np.arange(4)
     expected = probes.perturbation(model, data)["perturbation"].tolist()
     history = fit(model, data, [callbacks.StepMetrics()])
