@@ -265,7 +265,7 @@ def test_wrong_arguments_take_one_line(tmp_path, here, command):
 
 # What the package refuses. The line names the last option, or what stands after an arrow.
 REFUSED = """
-train --width 100000000 | train --width 100000 -> memory | train --batch-norm unshared
+train --batch-norm unshared
 train --depth 7 | train --depth 8 --share-from 99 | train --network wide_resnet --depth 8
 train --network wide_resnet --stages 1 | train --stages 7
 train --network hauser_resnet --transition max_pooling
@@ -281,7 +281,6 @@ train --data cifar10 --data-dir file | train --data-dir ''
 tune --start 4,4 | tune --start 4,4,4 --stages 2 -> --start
 tune --start 9 --max-blocks 8 -> --start | tune --min-blocks 9 --max-blocks 8 -> blocks
 tune --network wide_resnet | tune --share-from 1 --warm-start | tune --share-from 8 --max-blocks 8
-tune --workers 100000
 probe '' --data mnist -> NETWORK | probe nothing | probe . | probe file
 probe file --data mnist -> file
 probe nothing --chance largest_class | probe nothing --chance 2 | probe nothing --scale nan

@@ -1,11 +1,9 @@
 """What takes more memory than the machine has is refused before it is made."""
 
-import dataclasses
-
 import pytest
 
 from tfresidual import networks
-from tfresidual.jobs import building, depth_study, training
+from tfresidual.jobs import training
 from tfresidual.jobs.settings import Settings
 from tfresidual.machine import memory
 from tfresidual.networks import specification
@@ -62,7 +60,7 @@ def test_the_limit_of_a_container(tmp_path, monkeypatch):
 
 
 TOO_LARGE = {
-    "width": ({"width": 10**8}, r"`depth` and `width`.*Received: depth=None, width=100000000"),
+    "width": ({"width": 10**8}, r"`blocks` and `widths`.*GiB.*Received: "),
     "images": (
         {"train_size": 10**9},
         r"`train_size`, `validation` and `test_size` .*GiB.*Received: train_size=1000000000",
@@ -75,22 +73,4 @@ def test_a_study_that_is_too_large_writes_nothing(tmp_path, name):
     changes, message = TOO_LARGE[name]
     with pytest.raises(ValueError, match=message):
         training.train(tmp_path / "run", Settings(data_dir=str(tmp_path / "data"), **changes))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_batch_that_is_too_large(tmp_path, machine):
-    """That fits in smaller ones, or is no larger than the images are many."""
-    many = Settings(batch_size=20_000, depth=8, data_dir=str(tmp_path / "data"))
-    network = building.build(many)
-    machine(2 * GIB)
-    with pytest.raises(ValueError, match=r"`batch_size` must fit.*training would take .*Received"):
-        training.train(tmp_path / "run", many)
-    assert list(tmp_path.iterdir()) == []
-    building.check_training_fits(network, dataclasses.replace(many, batch_size=64))
-    building.check_training_fits(network, dataclasses.replace(many, train_size=500))
-
-
-def test_workers_that_are_too_many(tmp_path):
-    with pytest.raises(ValueError, match=r"`workers` must fit .*GiB.*Received: workers=100000$"):
-        depth_study.run(tmp_path / "run", Settings(), workers=100_000)
     assert list(tmp_path.iterdir()) == []

@@ -353,7 +353,6 @@ LABELS = {
     "classes": ([0, 0, 0, 1, 2], "SparseCategoricalAccuracy", 2 / 5),
     "a column": ([[0], [0], [1]], "SparseCategoricalAccuracy", 1 / 3),
     "one-hot": (np.eye(3)[[0, 1, 1, 1]], "CategoricalAccuracy", 1 / 4),
-    "perhaps one-hot": (np.eye(3)[[0, 1, 1, 1]], None, 1 / 4),
     "the largest of several": ([[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], "CategoricalAccuracy", 1 / 3),
     "one label of two": ([[1.0], [0.0], [0.0], [0.0]], "BinaryAccuracy", 1 / 4),
     "several labels": (

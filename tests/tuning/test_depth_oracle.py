@@ -603,17 +603,3 @@ class TestOutcomes:
         (outcome,) = outcomes_of(oracle)
         assert (outcome.status, outcome.blocks) == ("found", (5, 10))
         assert "the measurements contradict one another; average more" in outcome.message
-
-
-REFUSED = {
-    "start": [(), 4, "44", (4, 0), (4, 2.5), (4, True), (4, 200)],
-    "epsilon": [0, -0.1, float("nan"), "0.1"],
-    "min_blocks": [0, (1, 2, 3), 5, 1.5],
-    "max_blocks": [3, (9,), None],
-    "tolerance": [-1, 0.5, True],
-    "max_trials": [0, "3", 2.5],
-    "max_retries_per_trial": [-1],
-    "max_consecutive_failed_trials": [0],
-    "hyperparameters": [{"a": 1}, space_of(blocks1=[2]), space_of(blocks7=[2])],
-    "objective": ["val_loss"],
-}

@@ -96,8 +96,7 @@ def error_of_guessing(
         validation: the validation data of `fit`.
         metric: name of the class of the accuracy: `"CategoricalAccuracy"` (the largest of several
             numbers is right), `"BinaryAccuracy"` (each of several labels by itself), `"ExactMatch"`
-            (all of them together); any other compares classes. `None` means the first for labels
-            whose sum is 1, and the second for others.
+            (all of them together); any other compares classes.
         steps: int, the number of batches that are read of data in batches, or `None` for all.
 
     Returns:
@@ -144,9 +143,6 @@ def _error_of_common_labels(labels: Array, metric: str | None) -> float:
     if metric == "ExactMatch":
         return _error_of_most_common(labels)
     several = labels.ndim > 1 and labels.shape[-1] > 1
-    if metric is None and several:
-        is_share = (labels >= 0).all() and np.allclose(labels.sum(axis=-1), 1, atol=1e-3)
-        metric = "CategoricalAccuracy" if is_share else None
     if metric == "CategoricalAccuracy":
         return _error_of_most_common(np.argmax(labels, axis=-1).ravel())
     # Labels that are right or wrong one by one, each with an answer of its own.

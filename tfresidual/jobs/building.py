@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from tfresidual import layers, networks, training
+from tfresidual import networks, training
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.jobs.settings import (
     ANY_DEPTH,
@@ -18,11 +18,9 @@ from tfresidual.jobs.settings import (
     Settings,
     describe,
     recipe_of,
-    split_sizes,
     stages_of,
 )
 from tfresidual.layers.shortcuts import get_shortcut
-from tfresidual.machine.memory import TooLargeError, check_fits
 from tfresidual.networks import weight_groups
 
 if TYPE_CHECKING:
@@ -68,24 +66,12 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
     if blocks is not None:
         check_any_depth(settings)
     kwargs |= _size(settings, blocks, description.input_shape)
-    network = _built(settings, blocks, kwargs)
+    is_any = settings.network == "resnet" and blocks is not None
+    preset = networks.ResidualNetwork if is_any else networks.PRESETS[settings.network]
+    network = preset(**kwargs, **({"name": "resnet"} if is_any else {}))
     if settings.gain is not None:
         _scale_convolutions(network, settings.gain)
     return network
-
-
-def _built(settings, blocks, kwargs):
-    if settings.network == "resnet" and blocks is not None:
-        return networks.ResidualNetwork(name="resnet", **kwargs)
-    try:
-        return networks.PRESETS[settings.network](**kwargs)
-    except TooLargeError as error:
-        raise ArgumentError(
-            ("depth", "width"),
-            f"fit into the memory of this machine: the weights {error.amounts}",
-            depth=settings.depth,
-            width=settings.width,
-        ) from error
 
 
 def _scale_convolutions(network, gain):
@@ -143,28 +129,6 @@ def _size(settings, blocks, input_shape):
     if blocks is not None:
         return {"widths": widths, "blocks": blocks} | between
     return {"widths": widths, "depth": depth} | between
-
-
-def check_training_fits(network: networks.ResidualNetwork, settings: Settings) -> None:
-    """Raises a `ValueError` if training a network takes more memory than the machine has.
-
-    The estimate is a lower bound: weights, gradients, momentum, and what layers keep of a batch for
-    the backward pass, of which a residual unit keeps at least three states.
-    """
-    train_size, _, _ = split_sizes(settings)
-    images = min(settings.batch_size, train_size)
-    bytes_each = 4 if network.compute_dtype == "float32" else 2
-    kept = sum(
-        math.prod(layer.output.shape[1:]) * (3 if isinstance(layer, layers.ResidualUnit) else 1)
-        for layer in network.layers
-    )
-    named = {"width": settings.width, "depth": settings.depth, "batch_size": settings.batch_size}
-    check_fits(
-        network.count_params() * 4 * 3 + images * kept * bytes_each,
-        f"Arguments {', '.join(f'`{name}`' for name in named)} must fit into the memory of this "
-        "machine: the training",
-        ", ".join(f"{name}={value!r}" for name, value in named.items()),
-    )
 
 
 def compile_for(network: networks.ResidualNetwork, settings: Settings, steps: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import pathlib
 from typing import TYPE_CHECKING, Any
@@ -131,12 +130,8 @@ def _named(runs):
             )
     longest = max(map(len, parts))
     length = next(n for n in range(1, longest + 1) if len({p[-n:] for p in parts}) == len(parts))
-    names = {}
-    for part, folder in zip(parts, folders, strict=True):
-        name = printable("/".join(part[-length:]))
-        others = itertools.chain([name], (f"{name} ({count})" for count in itertools.count(2)))
-        names[next(other for other in others if other not in names)] = folder
-    return names
+    names = [printable("/".join(part[-length:])) for part in parts]
+    return dict(zip(names, folders, strict=True))
 
 
 def _target(page, folders):

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import math
 import os
 import pathlib
 import sys
@@ -22,13 +21,12 @@ import keras_tuner
 import tensorflow as tf
 
 from tfresidual import datasets, report, tuning
-from tfresidual.definitions.arguments import ArgumentError, check_int, checked_path
-from tfresidual.definitions.settings import MOST_BLOCKS, Settings
+from tfresidual.definitions.arguments import ArgumentError, checked_path
 from tfresidual.definitions.settings import SearchSettings as SearchSettings
+from tfresidual.definitions.settings import Settings
 from tfresidual.jobs.building import (
     build,
     check_any_depth,
-    check_training_fits,
     compile_for,
     has_blocks_to_couple,
     nothing_to_couple,
@@ -49,13 +47,9 @@ from tfresidual.jobs.settings import check, describe, stages_of, used
 from tfresidual.machine.console import redirected, say
 from tfresidual.machine.files import replacing
 from tfresidual.machine.locks import locked
-from tfresidual.machine.memory import check_fits
-from tfresidual.probes.logs import log_key
-from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.report.study import images_text
 from tfresidual.training.progress import TrainingProgress
-from tfresidual.tuning.as_built import AS_BUILT, MEAN
-from tfresidual.tuning.depth_oracle import blocks_text
+from tfresidual.tuning.depth_oracle import blocks_text, verdict
 from tfresidual.tuning.depth_search import load_trained
 from tfresidual.tuning.trace import AT_CHANCE
 from tfresidual.tuning.workers import IP, is_worker
@@ -67,8 +61,6 @@ if TYPE_CHECKING:
 
 # Subfolder: keras-tuner's project.
 PROJECT = "search"
-# Memory of a process that has loaded TensorFlow.
-WORKER_BYTES = 400 * 2**20
 # Settings that may change when a search is resumed.
 MAY_CHANGE = ("max_blocks", "tolerance", "max_trials")
 
@@ -110,11 +102,6 @@ def run(
         tfresidual.tuning.SearchError: if too many trials fail in a row, or a worker dies.
     """
     settings, search = settings or Settings(), search or SearchSettings()
-    check_fits(
-        workers * WORKER_BYTES,
-        "Argument `workers` must fit into the memory of this machine: this many processes",
-        f"workers={workers}",
-    )
     if workers > 1 and IP in os.environ:
         raise ArgumentError(
             "workers",
@@ -125,12 +112,6 @@ def run(
     check(settings)
     check_any_depth(settings)
     folder = checked_path("folder", folder)
-    try:
-        str(folder.absolute()).encode()
-    except UnicodeEncodeError as error:
-        raise ArgumentError(
-            "folder", "be a path in UTF-8: keras-tuner writes to no other", str(folder)
-        ) from error
     _check_search(settings, search)
     # The chief holds the folder, not its workers.
     with contextlib.nullcontext() if is_worker() else _locked_run(folder):
@@ -142,8 +123,8 @@ def _run(folder, settings, search, console, workers):
     refuse_other_settings(folder, parts, MAY_CHANGE)
     if not (folder / PROJECT).exists():
         refuse_remains(folder, RESULTS, PROJECT)
-    # Make sure that the network can be built and trained before anything is written.
-    check_training_fits(build(settings, _depths(search.start, settings)), settings)
+    # Make sure that the network can be built before anything is written.
+    build(settings, _depths(search.start, settings))
     train, validation, test = prepare(settings, console)
     if is_worker():
         if not (folder / SETTINGS_FILE).exists():
@@ -218,37 +199,13 @@ class _Told(tuning.DepthSearch):
         depths = tuning.blocks(trial.hyperparameters)
         self.told = f"trial {int(trial.trial_id)}: {blocks_text(depths)}"
         measured = super().run_trial(trial, *args, **kwargs)
-        stages = range(1, len(depths) + 1)
-        means, built = (
-            [measured.get(log_key(name, s), math.nan) for s in stages] for name in (MEAN, AS_BUILT)
-        )
-        counts = [measured[log_key("blocks", stage)] for stage in stages]
-        is_met = all(
-            depth_for(measured[log_key("scaled_distance", stage)], self.epsilon) <= count
-            for stage, count in zip(stages, counts, strict=True)
-        )
-        met = "meets the rule" if is_met else "does not meet the rule"
-        if all(mean <= self.epsilon for mean in built):
-            met += ", which it met before any training"
-        test_error = measured.get("error", math.nan)
-        self.told += f"{_measured_text(means, built, test_error, measured['seconds'])}: {met}"
+        text = verdict(measured, len(depths), self.epsilon)
+        self.told += f", {text}, {measured['seconds']:.0f} s"
         return measured
 
     def on_trial_end(self, trial):
         say(self.console, self.told if trial.status == "COMPLETED" else f"{self.told} failed")
         super().on_trial_end(trial)
-
-
-def _measured_text(means, built, error, seconds):
-    """Returns the measurements of a trial as text, to be appended to its description."""
-    # A stage in which every block changes the shape of the state has no mean.
-    means, built = (
-        " ".join("none" if math.isnan(value) else f"{value:.3g}" for value in values)
-        for values in (means, built)
-    )
-    return (
-        f", mean scaled perturbation {means} ({built} as built), error {error:.1%}, {seconds:.0f} s"
-    )
 
 
 class _Hypermodel(keras_tuner.HyperModel):
@@ -360,16 +317,18 @@ def _summary(settings, outcome, trace, error, seconds):
 
 def _check_search(settings, search):
     """Raises a `ValueError` unless the search can be made with these settings."""
-    for name in ("start", "min_blocks", "max_blocks"):
-        depths = getattr(search, name)
-        if isinstance(depths, tuple) and len(depths) != stages_of(settings):
-            raise ArgumentError(
-                name,
-                f"be an int, or one int for each stage, of which there are {stages_of(settings)}",
-                depths,
-            )
-        for depth in _depths(depths, settings):
-            check_int(name, depth, at_least=1, at_most=MOST_BLOCKS)
+    start = _depths(search.start, settings)
+    if len(start) != stages_of(settings):
+        must = f"be an int, or one for each of the {stages_of(settings)} stages"
+        raise ArgumentError("start", must, start)
+    tuning.DepthOracle(
+        start,
+        epsilon=settings.epsilon,
+        min_blocks=search.min_blocks,
+        max_blocks=search.max_blocks,
+        tolerance=search.tolerance,
+        max_trials=search.max_trials,
+    )
     most = _depths(search.max_blocks, settings)
     if settings.share_from is not None and settings.share_from >= max(most):
         raise ArgumentError(
@@ -385,14 +344,6 @@ def _check_search(settings, search):
         deepest = [min(depth, enough) for depth in most]
         if not has_blocks_to_couple(build(settings, deepest), settings):
             raise nothing_to_couple(settings, f"max_blocks={search.max_blocks!r}")
-    tuning.DepthOracle(
-        _depths(search.start, settings),
-        epsilon=settings.epsilon,
-        min_blocks=search.min_blocks,
-        max_blocks=search.max_blocks,
-        tolerance=search.tolerance,
-        max_trials=search.max_trials,
-    )
     if search.warm_start and settings.share_from is not None:
         raise ArgumentError(
             "warm_start",

@@ -93,16 +93,12 @@ def refuse_remains(folder: pathlib.Path, names: Iterable[str], missing: str) -> 
 def changed_settings(part: Any, kept: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Returns settings that differ from an earlier run's: earlier and present value by name.
 
-    Where the images are does not count. A setting that the earlier run lacks had its default.
+    Where the images are does not count: they are the same wherever they are.
     """
-    earlier, now = {}, _plain(part)
-    for field in dataclasses.fields(part):
-        earlier[field.name] = kept.get(field.name, field.default)
-    # The images are the same wherever they are.
     return {
-        key: (earlier[key], value)
-        for key, value in now.items()
-        if key not in SOURCES and earlier[key] != value
+        key: (kept[key], value)
+        for key, value in _plain(part).items()
+        if key not in SOURCES and kept[key] != value
     }
 
 

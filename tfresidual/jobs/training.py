@@ -13,7 +13,6 @@ from tfresidual import datasets, training
 from tfresidual.definitions.arguments import checked_path
 from tfresidual.jobs.building import (
     build,
-    check_training_fits,
     compile_for,
     has_blocks_to_couple,
     nothing_to_couple,
@@ -92,7 +91,6 @@ def train_locked(folder, settings, console, callbacks=None):
     refuse_other_settings(folder, {"settings": settings})
     keras.utils.set_random_seed(settings.seed)
     network = build(settings)
-    check_training_fits(network, settings)
     if settings.coupling is not None and not has_blocks_to_couple(network, settings):
         raise nothing_to_couple(settings, f"network={network.name}")
     description = describe(settings)

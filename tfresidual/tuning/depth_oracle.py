@@ -32,7 +32,6 @@ from tfresidual.tuning.search_files import (
     REMEDY,
     TRIAL_FILE,
     WEIGHTS_FILE,
-    is_begun,
     trial_files,
     write_json,
 )
@@ -135,7 +134,6 @@ class DepthOracle(PlacedOracle):
         max_trials: int | None = None,
         **kwargs: Any,
     ) -> None:
-        check_no_objective(kwargs)
         self.start: tuple[int, ...] = check_ints("start", start, at_least=1)
         depth_for(0, epsilon)
         # A NumPy number is converted as it prints.
@@ -151,10 +149,6 @@ class DepthOracle(PlacedOracle):
         for stage, (depth, limits) in enumerate(zip(self.start, self.limits, strict=True), start=1):
             space.Int(_name(stage), *limits, default=depth)
         if hyperparameters is not None:
-            if not isinstance(hyperparameters, keras_tuner.HyperParameters):
-                raise ArgumentError(
-                    "hyperparameters", "be a `keras_tuner.HyperParameters`", hyperparameters
-                )
             for name in filter(_is_depth, hyperparameters.values):
                 raise ArgumentError(
                     "hyperparameters",
@@ -292,17 +286,8 @@ class DepthOracle(PlacedOracle):
         """Returns a description of how a trial ended."""
         if trial.status != COMPLETED:
             return "could not be trained"
-        stages = self.measurements(trial)
-        means = [f"{s.distance / s.counted:.3g}" if s.counted else "none" for s in stages]
-        rule = "meets the rule" if trial.score < NOT_MET else "does not meet the rule"
-        built = [self.as_built(trial, stage) for stage in range(1, len(stages) + 1)]
-        known = [f"{one[0]:.3g}" if one else "none" for one in built]
-        as_built = f" ({' '.join(known)} as built)" if any(built) else ""
-        error = error_text(self.error(trial))
-        return (
-            f"mean scaled perturbation {' '.join(means)}{as_built}, {rule} of {self.epsilon:g} or "
-            f"less{f', {error}' if error else ''}"
-        )
+        measured = {name: metric(trial, name) for name in trial.metrics.metrics}
+        return verdict(measured, len(blocks(trial.hyperparameters)), self.epsilon)
 
     def as_built(self, trial: Trial, stage: int) -> tuple[float, bool] | None:
         """Returns the mean scaled perturbation of a stage, from 1, of a finished trial as built.
@@ -486,8 +471,8 @@ class DepthOracle(PlacedOracle):
     # Files
 
     def is_begun(self) -> bool:
-        """Returns whether the folder contains a search, see `search_files.is_begun`."""
-        return is_begun(self.folder)
+        """Returns whether the folder contains a search."""
+        return (self.folder / ORACLE_FILE).exists()
 
     def save(self) -> None:
         write_json(self.folder / ORACLE_FILE, self.get_state())
@@ -532,20 +517,6 @@ class DepthOracle(PlacedOracle):
         declared: keras_tuner.HyperParameters = self.hyperparameters
         self.set_state({**state, "ongoing_trials": {}})
         self._ends = collections.Counter(state["run_times"])
-        # The id of a new trial is the number of existing trials. One that had just started when the
-        # folder was copied may be missing.
-        lost = [
-            trial_id
-            for trial_id in dict.fromkeys([*self.start_order, *self.end_order])
-            if trial_id not in self.trials
-            and (trial_id in self.end_order or int(trial_id) < len(self.trials))
-        ]
-        if lost:
-            raise ValueError(
-                "The folder of the search must hold all of its trials. Put them back, or search "
-                f"in another folder. Received: folder={str(self.folder)!r} without trial "
-                f"{', '.join(lost)}"
-            )
         # The space is that of the current program, plus the hyperparameters its trials asked for.
         declared.merge(self.hyperparameters, overwrite=False)
         self.hyperparameters: keras_tuner.HyperParameters = declared
@@ -622,15 +593,22 @@ class DepthOracle(PlacedOracle):
         self.end_order = [trial_id for trial_id in self.end_order if trial_id not in retried]
 
 
-def check_no_objective(given):
-    """Raises a `ValueError` if a user gives the objective of a tuner of keras-tuner."""
-    if "objective" in given:
-        raise ArgumentError(
-            "objective",
-            "not be given: a search for depth has its own, the fewest blocks with which every "
-            "stage meets the rule of `epsilon`",
-            given["objective"],
-        )
+def verdict(measured, stages, epsilon):
+    """Returns what a trial measured, by name, in words."""
+    of = {
+        name: [measured.get(log_key(name, stage)) for stage in range(1, stages + 1)]
+        for name in ("blocks", "scaled_distance", AS_BUILT)
+    }
+    pairs = list(zip(of["scaled_distance"], of["blocks"], strict=True))
+    means = " ".join(f"{distance / count:.3g}" if count else "none" for distance, count in pairs)
+    built = " ".join("none" if mean is None else f"{mean:.3g}" for mean in of[AS_BUILT])
+    as_built = f" ({built} as built)" if any(of[AS_BUILT]) else ""
+    is_met = all(count and depth_for(distance, epsilon) <= count for distance, count in pairs)
+    error = error_text(measured)
+    return (
+        f"mean scaled perturbation {means}{as_built}, {'meets' if is_met else 'does not meet'} the "
+        f"rule of {epsilon:g} or less{f', {error}' if error else ''}"
+    )
 
 
 def check_same_settings(before, settings, folder):

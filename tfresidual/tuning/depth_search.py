@@ -47,7 +47,6 @@ from tfresidual.tuning.depth_oracle import (
     DepthOracle,
     blocks,
     blocks_text,
-    check_no_objective,
     check_same_settings,
 )
 from tfresidual.tuning.keras_tuner_internals import BuildingTuner
@@ -162,7 +161,6 @@ class DepthSearch(BuildingTuner):
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        check_no_objective(kwargs)
         seed = check_int("seed", seed, at_least=0, at_most=2**31 - 1)
         executions = kwargs.get("executions_per_trial", 1)
         oracle = DepthOracle(

@@ -26,17 +26,6 @@ def trial_files(folder):
     return sorted(folder.glob(f"trial_*/{TRIAL_FILE}"))
 
 
-def is_begun(folder):
-    """Returns whether a folder contains a search; raises an error if only trials are there."""
-    path = folder / ORACLE_FILE
-    if not path.exists() and trial_files(folder):
-        raise FileNotFoundError(
-            f"The folder of the search holds trials, but no {path}. Put the file back, or "
-            f"search in another folder. Received: folder={str(folder)!r}"
-        )
-    return path.exists()
-
-
 def write_json(path, content):
     """Writes JSON to a temporary file and moves it into place."""
     try:
