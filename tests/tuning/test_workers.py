@@ -4,6 +4,7 @@ Not covered: several machines.
 """
 
 import os
+import subprocess
 import sys
 import time
 
@@ -11,7 +12,6 @@ import pytest
 from tuning.forked_search import is_alive, notes, wait_until
 
 from tfresidual import tuning
-from tfresidual.tuning import workers
 
 pytestmark = pytest.mark.system
 
@@ -154,10 +154,13 @@ def test_a_process_that_fails_ends_all(tmp_path):
     wait_until(lambda: not any(is_alive(int(pid)) for _, pid in notes(folder, "pids")))
 
 
-@pytest.mark.parametrize("name", [None, "chief", "worker0"])
-def test_the_role_of_a_process(monkeypatch, name):
-    if name is not None:
-        monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
-        monkeypatch.setenv("KERASTUNER_TUNER_ID", name)
-    assert workers.is_served() == (name is not None)
-    assert workers.is_worker() == (name == "worker0")
+@pytest.mark.nightly
+def test_processes_end_with_the_one_that_runs_them(tmp_path):
+    folder = tmp_path / "search"
+    wait = "from tfresidual.tuning.workers import end_with_parent\nend_with_parent()\n"
+    wait += f"{noted(folder)}time.sleep(300)"
+    run = f"from tfresidual import tuning\ntuning.run_workers({program(wait, wait)!r}, 1)"
+    with subprocess.Popen([sys.executable, "-c", run]) as process:
+        wait_until(lambda: len(notes(folder, "pids")) == 2)
+        process.kill()
+    wait_until(lambda: not any(is_alive(int(pid)) for _, pid in notes(folder, "pids")))

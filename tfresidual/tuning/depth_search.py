@@ -59,7 +59,7 @@ from tfresidual.tuning.search_files import (
 )
 from tfresidual.tuning.trace import DEVIATION, STAGE_METRICS, outcomes_of, read_search, trace_of
 from tfresidual.tuning.warm_start import interleave
-from tfresidual.tuning.workers import POLL, SearchError, is_worker
+from tfresidual.tuning.workers import POLL, SearchError, end_with_parent, is_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -207,6 +207,7 @@ class DepthSearch(BuildingTuner):
                 written; the search can be resumed.
             SearchError: if too many trials failed in a row.
         """
+        end_with_parent()
         data = self._images(fit_kwargs)
         if data is None:
             raise ArgumentError(

@@ -8,9 +8,12 @@ Chief and workers are those of keras-tuner: the same program, with the environme
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import socket
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -25,6 +28,8 @@ POLL = 0.5
 GRACE = 10.0
 # Environment variables that determine the role of a process; all of them are set, or none.
 ID, IP, PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
+# The process of `run_workers`, and the request to Linux to be ended with one's parent.
+PARENT, PR_SET_PDEATHSIG = "TFRESIDUAL_WORKERS_OF", 1
 
 
 class SearchError(RuntimeError):
@@ -39,6 +44,16 @@ def is_worker():
 def is_served():
     """Returns whether this process is a chief or a worker."""
     return IP in os.environ
+
+
+def end_with_parent() -> None:
+    """Ends this process with that of `run_workers`, even if that is killed; on Linux."""
+    if PARENT not in os.environ:
+        return
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(os.environ[PARENT]):
+        sys.exit("The process that ran this worker has ended")
 
 
 def run_workers(command: Sequence[str], workers: int) -> None:
@@ -62,6 +77,7 @@ def run_workers(command: Sequence[str], workers: int) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         shared = {**os.environ, IP: "127.0.0.1", PORT: str(probe.getsockname()[1])}
+    shared[PARENT] = str(os.getpid())
     # The cores are divided among the workers, unless the environment sets the variables.
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
