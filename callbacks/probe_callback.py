@@ -235,7 +235,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         given = {name: getattr(self, name) for name in self.takes}
         frame = getattr(probes, self.runs)(chain, *data, **given)
         self.keep(**{self.runs: frame})
-        logs = block_logs(frame, declared.published, declared.prefix)
+        logs = block_logs(frame, declared.published, prefix=declared.prefix)
         return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain: Chain) -> list[str]:

@@ -235,7 +235,7 @@ class Perturbation(ProbeCallback):
     def probe(self, chain: Chain) -> dict[str, float]:
         blocks = perturbation(chain, self.data)
         logs = block_logs(blocks, PERTURBATION_METRICS)
-        distances = distances_of(blocks, chain)
+        distances = distances_of(blocks, chain=chain)
         self.keep(block_metrics=blocks, computational_distance=distances)
         for row in distances.to_dict("records"):
             if row["stage"] == ALL_STAGES:

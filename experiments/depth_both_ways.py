@@ -99,10 +99,17 @@ class Experiment:
         keras.utils.set_random_seed(self.settings.seed)
         several = describe(self.settings).multi_label
         metric = training.compile_network(
-            network, "one_cycle", epochs, len(self.train), several, learning_rate=rate
+            network,
+            "one_cycle",
+            epochs=epochs,
+            steps_per_epoch=len(self.train),
+            multi_label=several,
+            learning_rate=rate,
         )
         folder = self.out / name.replace(" ", "_")
-        return training.train(network, self.train, self.validation, folder, epochs, metric).network
+        return training.train(
+            network, self.train, self.validation, folder=folder, epochs=epochs, metric=metric
+        ).network
 
     def add(self, name, step, network):
         """Adds a row with what a network does on test images."""

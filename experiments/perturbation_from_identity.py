@@ -63,7 +63,7 @@ def networks(size):
             for seed in range(SEEDS[size]):
                 common = dict(COMMON[size])
                 if size == "paper":
-                    common["batch_size"] = hauser_batch_size(blocks, images)
+                    common["batch_size"] = hauser_batch_size(blocks, data=images)
                 settings = Settings(
                     network="hauser_resnet", depth=blocks, seed=seed, **common | {"data": images}
                 )

@@ -1,7 +1,9 @@
 """What is imported when, what is in the wheel, and which part of the package may use which."""
 
 import ast
+import dataclasses
 import importlib
+import inspect
 import json
 import os
 import pathlib
@@ -284,3 +286,22 @@ def test_every_part_has_its_place():
     parts = {path.stem for path in (ROOT / "tfresidual").glob("[a-z]*") if path.stem != "py"}
     for part in parts | {"callbacks"}:
         rank(part)
+
+
+# Second data or a place, which may come by position, too; and what has the order of Keras.
+BY_POSITION = {"patching", "repetition_metrics", "log_key", "depth_for"}
+BY_POSITION |= {"ExactMatch", "MultiLabelCrossentropy"}
+PARTS = ("callbacks", "plots", "probes", "surgery", "training", "tuning")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_can_be_left_out_is_a_keyword(part):
+    module = importlib.import_module(f"tfresidual.{part}")
+    public = {name: getattr(module, name) for name in module.__all__}
+    for name, value in public.items():
+        is_plain = isinstance(value, type) and issubclass(value, Exception)
+        is_plain = is_plain or dataclasses.is_dataclass(value) or name in BY_POSITION
+        if callable(value) and not is_plain:
+            parameters = inspect.signature(value).parameters.values()
+            given = [one for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+            assert len(given) <= 4 and all(one.default is one.empty for one in given), name

@@ -131,7 +131,7 @@ def test_trainings_of_any_model_are_traced_once_with_the_numbers_of_keras(tmp_pa
         each.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(16)
     Counted.calls = 0
-    training.train(model, data, data, tmp_path, 2, "accuracy")
+    training.train(model, data, data, folder=tmp_path, epochs=2, metric="accuracy")
     assert Counted.calls == 1
     assert "compute_loss" not in vars(model)
     Counted.calls = 0

@@ -11,7 +11,7 @@ PICTURES = np.random.default_rng(0).normal(size=(10, 6, 5, 3))
 
 def test_each_image_with_its_caption():
     captions = [str(number) for number in range(10)]
-    figure = plots.images(PICTURES, captions, [True] * 9 + [False])
+    figure = plots.images(PICTURES, captions, right=[True] * 9 + [False])
     shown = [axes for axes in figure.axes if axes.images]
     marks = [style.RIGHT] * 9 + [style.WRONG]
     titles = [f"{mark} {caption}" for mark, caption in zip(marks, captions, strict=True)]

@@ -39,14 +39,16 @@ def train(folder, data_dir, dtype="float32", further=()):
         classifier_activation="sigmoid",
         dtype=dtype,
     )
-    metric = training.compile_network(network, "digitclutter", EPOCHS, 3, multi_label=True)
+    metric = training.compile_network(
+        network, "digitclutter", epochs=EPOCHS, steps_per_epoch=3, multi_label=True
+    )
     return training.train(
         network,
         data,
         validation,
-        folder,
-        EPOCHS,
-        metric,
+        folder=folder,
+        epochs=EPOCHS,
+        metric=metric,
         callbacks=[callbacks.BlockMetrics(validation), *further],
     )
 

@@ -144,7 +144,7 @@ def test_the_chain_of_a_network_of_this_package_couples_as_its_names_do(kwargs):
         keras.utils.set_random_seed(0)
         net = ResidualNetwork((8, 8, 3), 4, **kwargs)
         groups = tfr.chain(net) if by_chain else None
-        fit(net, GradientCoupling(momentum_sgd(), 0.7, "triangular", groups=groups))
+        fit(net, GradientCoupling(momentum_sgd(), 0.7, kernel="triangular", groups=groups))
         nets.append(net)
     assert_same_weights(*nets)
 
@@ -244,7 +244,7 @@ def test_a_compiled_model_trains_on_from_its_file(name, tmp_path):
     rng = np.random.default_rng(0)
     images = rng.normal(size=(16, *model.input_shape[1:])).astype("float32")
     labels = rng.integers(0, 4, 16)
-    optimizer = GradientCoupling("adam", 0.6, "triangular", groups=groups_of(model))
+    optimizer = GradientCoupling("adam", 0.6, kernel="triangular", groups=groups_of(model))
     model.compile(optimizer, "sparse_categorical_crossentropy")
     if is_built:
         model.train_on_batch(images, labels)

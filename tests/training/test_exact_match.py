@@ -69,7 +69,7 @@ def test_a_compiled_model_keeps_it_on_disk(tmp_path, dtype):
     inputs = keras.Input((4,))
     outputs = keras.layers.Dense(CLASSES, activation="sigmoid", dtype=dtype)(inputs)
     model = keras.Model(inputs, outputs)
-    training.compile_network(model, "digitclutter", 1, 1, multi_label=True)
+    training.compile_network(model, "digitclutter", epochs=1, steps_per_epoch=1, multi_label=True)
     rng = np.random.default_rng(1)
     images = rng.normal(size=(64, 4)).astype("float32")
     outputs = model.predict(images, verbose=0)
@@ -89,7 +89,7 @@ def test_a_compiled_model_keeps_it_on_disk(tmp_path, dtype):
 def test_callbacks_know_that_higher_is_better():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, activation="sigmoid")(inputs))
-    training.compile_network(model, "digitclutter", 2, 1, multi_label=True)
+    training.compile_network(model, "digitclutter", epochs=2, steps_per_epoch=1, multi_label=True)
     data = tf.data.Dataset.from_tensors((np.zeros((8, 4)), np.eye(CLASSES)[[0] * 8]))
     stopping = keras.callbacks.EarlyStopping("val_exact_match", patience=5)
     model.fit(data, validation_data=data, epochs=2, verbose=0, shuffle=False, callbacks=[stopping])

@@ -69,7 +69,7 @@ OPTIONS = [
     ],
 )
 def test_kernels_by_hand(blocks, coupling, kernel, expected):
-    found = coupling_kernel(blocks, coupling, kernel)
+    found = coupling_kernel(blocks, coupling, kernel=kernel)
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-16)
 
@@ -81,7 +81,7 @@ def test_kernels_by_hand(blocks, coupling, kernel, expected):
     st.sampled_from(KERNELS),
 )
 def test_kernels_against_fractions(blocks, coupling, kernel):
-    found = coupling_kernel(blocks, coupling, kernel)
+    found = coupling_kernel(blocks, coupling, kernel=kernel)
     np.testing.assert_allclose(found, slow_kernel(blocks, coupling, kernel), rtol=1e-9, atol=1e-12)
 
 
@@ -154,7 +154,7 @@ def test_steps_are_those_of_numpy(double_network, coupling, kernel, first_block)
     net, start = double_network
     # No recurrent start: the gradients of the blocks are far apart.
     net.set_weights(start)
-    optimizer = GradientCoupling(momentum_sgd(), coupling, kernel, first_block)
+    optimizer = GradientCoupling(momentum_sgd(), coupling, kernel=kernel, first_block=first_block)
     groups = [
         [(b, f"stage{stage}_block{b}/{role}") for b in blocks if b >= first_block]
         for stage, blocks in COUPLED.items()
@@ -191,7 +191,9 @@ def test_steps_are_those_of_numpy(double_network, coupling, kernel, first_block)
 @pytest.mark.parametrize(("kernel", "epochs"), [("uniform", 75), ("triangular_printed", 15)])
 def test_weights_that_start_equal_stay_equal_for_hundreds_of_steps(kernel, epochs):
     inner = keras.optimizers.SGD(0.02 if kernel == "triangular_printed" else 0.05, momentum=0.9)
-    net = fitted(GradientCoupling(inner, 1.0, kernel), epochs, data=batches(32), widths=(4, 8))
+    net = fitted(
+        GradientCoupling(inner, 1.0, kernel=kernel), epochs, data=batches(32), widths=(4, 8)
+    )
     assert int(net.optimizer.iterations) == 4 * epochs
     assert spread(net, (1, 2)) == 0
     # Each block keeps statistics of its own, and the network has learnt.
@@ -279,7 +281,7 @@ def test_the_inner_optimizer_gets_mixed_gradients(name, kwargs, kernel):
         return OPTIMIZERS[name](**kwargs)
 
     ours, theirs = drawn_variables(), drawn_variables()
-    optimizer, plain = GradientCoupling(make(), 0.6, kernel), make()
+    optimizer, plain = GradientCoupling(make(), 0.6, kernel=kernel), make()
     for seed in range(4):
         gradients = drawn_gradients(ours, seed)
         optimizer.apply(constants(gradients), ours)
@@ -299,7 +301,7 @@ def test_coupling_zero_is_the_inner_optimizer(name, kwargs, kernel):
         return variables
 
     plain = steps(OPTIMIZERS[name](**kwargs))
-    assert_same(steps(GradientCoupling(OPTIMIZERS[name](**kwargs), 0, kernel)), plain)
+    assert_same(steps(GradientCoupling(OPTIMIZERS[name](**kwargs), 0, kernel=kernel)), plain)
 
 
 GAMMAS = [place for place, path in enumerate(PATHS) if path.endswith("gamma")]
@@ -401,7 +403,7 @@ def test_learning_rate():
 )
 def test_a_training_resumes_from_its_file(tmp_path, dtype):
     def optimizer():
-        return GradientCoupling(OPTIMIZERS["adam"](), 0.5, "triangular", first_block=1)
+        return GradientCoupling(OPTIMIZERS["adam"](), 0.5, kernel="triangular", first_block=1)
 
     whole = fitted(optimizer(), epochs=2, dtype=dtype)
     fitted(optimizer(), epochs=1, dtype=dtype).save(tmp_path / "half.keras")

@@ -48,7 +48,7 @@ def test_batch_sizes_of_hauser():
     }
     for data, sizes in printed.items():
         for size, depths in sizes.items():
-            assert {training.hauser_batch_size(blocks, data) for blocks in depths} == {size}
+            assert {training.hauser_batch_size(blocks, data=data) for blocks in depths} == {size}
     assert training.hauser_batch_size(30) == 128
     assert training.hauser_batch_size(1) == training.hauser_batch_size(29) == 256
 
@@ -87,7 +87,7 @@ def test_a_step_is_that_of_momentum_by_hand():
 
 
 def test_one_cycle():
-    found = training.recipe("one_cycle", 0.8)
+    found = training.recipe("one_cycle", learning_rate=0.8)
     schedule = found.schedule(8, 10)
     for step, rate in ((0, 0.02), (10, 0.41), (20, 0.8), (50, 0.4), (80, 0), (99, 0)):
         assert float(schedule(step)) == pytest.approx(rate, abs=1e-6)
@@ -99,7 +99,9 @@ def test_one_cycle():
 @pytest.mark.parametrize("decay", ["weight_decay", "l2"])
 def test_a_step_with_weight_decay_by_hand(decay, coupling):
     network = networks.resnet(14, input_shape=(8, 8, 1), classes=3, widths=(2, 2, 2))
-    training.compile_network(network, "hauser", 4, 1, coupling=coupling, **{decay: 0.5})
+    training.compile_network(
+        network, "hauser", epochs=4, steps_per_epoch=1, coupling=coupling, **{decay: 0.5}
+    )
     weights = [w for w in network.trainable_variables if "/kernel" in w.path]
     before = [w.numpy() for w in weights]
     found = []
@@ -119,7 +121,7 @@ def test_a_step_with_weight_decay_by_hand(decay, coupling):
 
 def test_a_learning_rate_changes_all_rates_by_the_same_factor():
     own = training.recipe("resnet110")
-    changed = training.recipe("resnet110", np.float64(own.rates[0][1] / 8))
+    changed = training.recipe("resnet110", learning_rate=np.float64(own.rates[0][1] / 8))
     assert changed.rates == tuple((first, close(rate / 8)) for first, rate in own.rates)
     assert dataclasses.replace(changed, rates=own.rates) == own
     assert own.with_learning_rate(own.rates[0][1]) == own

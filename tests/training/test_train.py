@@ -50,13 +50,13 @@ def dense_network(dtype="float32", dropout=0.4):
         ]
     )
     # The rate changes at steps 6 and 9, inside the second epoch and the third.
-    training.compile_network(network, "mnist", EPOCHS, STEPS)
+    training.compile_network(network, "mnist", epochs=EPOCHS, steps_per_epoch=STEPS)
     return network
 
 
 def train(folder, data, network=None, epochs=EPOCHS, metric="accuracy", **kwargs):
     network = network or dense_network()
-    return training.train(network, *data, folder, epochs, metric, **kwargs)
+    return training.train(network, *data, folder=folder, epochs=epochs, metric=metric, **kwargs)
 
 
 class Interruption(keras.callbacks.Callback):
@@ -295,14 +295,17 @@ def test_a_training_without_its_checkpoints_is_not_begun_anew(run, data, uninter
 
 def test_compile_network():
     network = dense_network()
-    assert training.compile_network(network, "mnist", 3, 5) == "accuracy"
+    assert training.compile_network(network, "mnist", epochs=3, steps_per_epoch=5) == "accuracy"
     assert network.loss == "sparse_categorical_crossentropy"
-    assert training.compile_network(network, "cifar10", 3, 5, multi_label=True) == "exact_match"
+    assert (
+        training.compile_network(network, "cifar10", epochs=3, steps_per_epoch=5, multi_label=True)
+        == "exact_match"
+    )
     labels, outputs = np.array([[1.0, 0.0]]), np.array([[0.5, 0.5]])
     assert float(network.loss(labels, outputs)) == pytest.approx(2 * np.log(2))
     assert float(network.optimizer.learning_rate) == pytest.approx(0.1)
     with pytest.raises(ValueError, match=r"`coupling`. Received: kernel='uniform', coupling=None"):
-        training.compile_network(network, "cifar10", 3, 5, kernel="uniform")
+        training.compile_network(network, "cifar10", epochs=3, steps_per_epoch=5, kernel="uniform")
 
 
 def test_progress_on_a_console(tmp_path, data):

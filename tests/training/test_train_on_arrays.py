@@ -36,9 +36,18 @@ def stop(epoch, logs):
 def train(folder, data, callbacks=(), **kwargs):
     keras.utils.set_random_seed(7)
     network = ResidualNetwork((8, 8, 3), 3, blocks=1, widths=(3,), shortcut="dropout")
-    metric = training.compile_network(network, "mnist", EPOCHS, 3)
+    metric = training.compile_network(network, "mnist", epochs=EPOCHS, steps_per_epoch=3)
     held_out = kwargs.pop("held_out", (IMAGES[:8] / 255, LABELS[:8]))
-    return training.train(network, data, held_out, folder, EPOCHS, metric, callbacks, **kwargs)
+    return training.train(
+        network,
+        data,
+        held_out,
+        folder=folder,
+        epochs=EPOCHS,
+        metric=metric,
+        callbacks=callbacks,
+        **kwargs,
+    )
 
 
 def assert_equal_trainings(one, other):

@@ -98,8 +98,10 @@ coupling = training.GradientCoupling(keras.optimizers.SGD(0.1), coupling=0.9, ke
 coupling = training.GradientCoupling("sgd", coupling=0.9, groups=tfr.chain(net))
 dense = [keras.layers.Dense(4), keras.layers.Dense(4)]
 training.GradientCoupling("sgd", coupling=0.9, groups=[dense, [[dense[0]], (dense[1],)]])
-metric: str = training.compile_network(net, "wide", 10, 100, coupling=0.5)
-run: training.Training = training.train(net, train, test, "runs/a", 3, metric, console=Console())
+metric: str = training.compile_network(net, "wide", epochs=10, steps_per_epoch=100, coupling=0.5)
+run: training.Training = training.train(
+    net, train, test, folder="runs/a", epochs=3, metric=metric, console=Console()
+)
 best: int = run.best_epoch
 rates: tuple[tuple[int, float], ...] = training.recipe("cifar10").rates
 probes.fixed_point(net, test.take(1), times=8)

@@ -144,9 +144,9 @@ def compile_for(network: networks.ResidualNetwork, settings: Settings, steps: in
     return training.compile_network(
         network,
         recipe_of(settings).name,
-        settings.epochs,
-        steps,
-        describe(settings).multi_label,
+        epochs=settings.epochs,
+        steps_per_epoch=steps,
+        multi_label=describe(settings).multi_label,
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
         l2=settings.l2,

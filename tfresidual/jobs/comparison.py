@@ -228,7 +228,7 @@ def _training_section(runs, measured):
     )
     finite = [metric for metric in metrics if histories[metric].abs().lt(float("inf")).any()]
     with style.page(runs):
-        drawn = plots.network_curves(histories, finite) if finite else None
+        drawn = plots.network_curves(histories, metrics=finite) if finite else None
     indices = {name: measured[name].get("convergence_indices") for name in runs}
     results = {name: _results(run.log, metrics, indices[name]) for name, run in runs.items()}
     guessing = [

@@ -229,13 +229,19 @@ def _made(folder, model, chain, frame, origin, settings, train, validation, judg
         metric = training.compile_network(
             made,
             recipe_of(settings).name,
-            origin.tuning_epochs,
-            len(train),
-            datasets.describe(settings.data, digits=settings.digits).multi_label,
+            epochs=origin.tuning_epochs,
+            steps_per_epoch=len(train),
+            multi_label=datasets.describe(settings.data, digits=settings.digits).multi_label,
             learning_rate=rate,
         )
         result = training.train(
-            made, train, validation, folder / TUNING, origin.tuning_epochs, metric, console=console
+            made,
+            train,
+            validation,
+            folder=folder / TUNING,
+            epochs=origin.tuning_epochs,
+            metric=metric,
+            console=console,
         )
         made = result.network
         settled(made, datasets.plain(train), chain, origin.statistics)

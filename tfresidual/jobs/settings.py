@@ -123,7 +123,12 @@ def split_sizes(settings: Settings) -> tuple[int, int, int]:
 def recipe_of(settings: Settings) -> training.Recipe:
     """Returns the training recipe of a study, a `tfresidual.training.Recipe`."""
     name = settings.data if settings.recipe is None else settings.recipe
-    return training.recipe(name, settings.learning_rate, settings.weight_decay, settings.l2)
+    return training.recipe(
+        name,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        l2=settings.l2,
+    )
 
 
 def augments(settings: Settings) -> bool:

@@ -189,7 +189,7 @@ def _examples(result, data):
         _classes(answer) if is_right else f"{_classes(answer)}, is {_classes(truth)}"
         for answer, truth, is_right in zip(answers, truths, are_right, strict=True)
     ]
-    figure = plots.images(pictures, captions, are_right)
+    figure = plots.images(pictures, captions, right=are_right)
     return Section(
         "Images",
         "The first test images, and the classes that the network predicts.",

@@ -115,9 +115,9 @@ def train_locked(folder, settings, console, callbacks=None):
         network,
         data.train,
         data.validation,
-        folder,
-        settings.epochs,
-        metric,
+        folder=folder,
+        epochs=settings.epochs,
+        metric=metric,
         callbacks=list(callbacks(few)),
         console=console,
     )

@@ -75,7 +75,7 @@ def perturbation(frame: Frame) -> Figure:
     return draw(frame, "perturbation")
 
 
-def scaled_perturbation(frame: Frame, epsilon: float | None = None) -> Figure:
+def scaled_perturbation(frame: Frame, *, epsilon: float | None = None) -> Figure:
     """Draws how far every block moves the state, relative to the state's size (PI figure 5).
 
     Args:
@@ -163,7 +163,7 @@ def signal_propagation(frame: Frame) -> Figure:
     return draw(frame, "signal_propagation")
 
 
-def lipschitz_bounds(frame: Frame, mu: float | None = None) -> Figure:
+def lipschitz_bounds(frame: Frame, *, mu: float | None = None) -> Figure:
     """Draws estimates of every branch's Lipschitz bound, and its divisor (IC sections 4.2, E.1).
 
     The lower edge of the band in the upper panel is the estimate of the power iteration, which does

@@ -17,7 +17,7 @@ COLUMNS = 8
 
 
 def images(
-    pictures: ArrayLike, captions: Iterable[str], right: Iterable[bool] | None = None
+    pictures: ArrayLike, captions: Iterable[str], *, right: Iterable[bool] | None = None
 ) -> Figure:
     """Draws images in rows, with a caption under each.
 

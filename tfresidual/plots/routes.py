@@ -46,6 +46,7 @@ def route_errors(
     readout: Frame,
     drop_blocks: Frame,
     repeat_last_block: Frame,
+    *,
     chance: float | dict[str, float] | None = None,
 ) -> Figure:
     """Draws the error on three kinds of routes side by side, a line per stage.
@@ -194,7 +195,7 @@ def _mark_lengths(axes, lengths, looks):
             axes.axvline(length, color=looks[stage].colour, linestyle=dashes, **look)
 
 
-def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
+def fixed_point(frame: Frame, *, mu: float | None = None) -> Figure:
     """Draws how the changes of a stage's state shrink as its last block is applied again and again.
 
     The left panel shows the change of the state per application, the middle one the distance to the
@@ -279,7 +280,7 @@ def convergence_indices(frame: Frame) -> Figure:
     return figure
 
 
-def borderline(frame: Frame, along: Literal["blocks", "repetitions"] = "blocks") -> Figure:
+def borderline(frame: Frame, *, along: Literal["blocks", "repetitions"] = "blocks") -> Figure:
     """Draws accuracy, loss and entropy of borderline, correct and all images after each block.
 
     There is a line per group and split, solid for the first split and dashed for the others. The

@@ -33,7 +33,7 @@ _SPAN = 30.0
 _SPAN_OF_MEANS = 8.0
 
 
-def depth_search(frame: Frame, epsilon: float = EPSILON) -> Figure:
+def depth_search(frame: Frame, *, epsilon: float = EPSILON) -> Figure:
     """Draws the trace of a search for the depth under the perturbation stopping rule.
 
     A stage of `L` blocks with the scaled distance `d` meets the rule if `d / L` is at most

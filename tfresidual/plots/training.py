@@ -41,7 +41,7 @@ _OF_BLOCKS = Drawing(
 )
 
 
-def iterative_inference(frame: Frame, stages: Iterable[int] | None = None) -> Figure:
+def iterative_inference(frame: Frame, *, stages: Iterable[int] | None = None) -> Figure:
     """Draws cosine loss, l2 ratio and read-out error of every block over the epochs.
 
     The three panels are side by side, with a line per block from blue and thin (lowest) to red and
@@ -68,7 +68,7 @@ def iterative_inference(frame: Frame, stages: Iterable[int] | None = None) -> Fi
     return draw_table(table, _OF_BLOCKS)
 
 
-def training_curves(history: Frame, metrics: Iterable[str] | None = None) -> Figure:
+def training_curves(history: Frame, *, metrics: Iterable[str] | None = None) -> Figure:
     """Draws the loss and the accuracy-like metrics over the epochs.
 
     Training and validation share a panel. Drops of the learning rate by a third or more are
@@ -169,6 +169,7 @@ def _mark_drops(axes, drops, epochs):
 
 def network_curves(
     histories: Frame,
+    *,
     metrics: Iterable[str] = ("error", "gradient_ratio"),
     propagation: Frame | None = None,
 ) -> Figure:

@@ -78,8 +78,8 @@ def block_metrics(
         "block metrics",
         function,
         data,
-        per_image,
-        progress,
+        per_image=per_image,
+        progress=progress,
         with_errors=SIGNED,
         with_shares=SIGNED[:1],
         per_position=per_position,
@@ -100,7 +100,7 @@ def frames(chain, data, options, progress):
     """Measures the metrics of all blocks, the distances, and the depth of the stopping rule."""
     blocks = block_metrics(chain, data, progress=progress)
     # The distances are sums of the perturbations just measured.
-    distances = distances_of(blocks, chain)
+    distances = distances_of(blocks, chain=chain)
     in_stages = distances[distances["stage"] != ALL_STAGES]
     measured = (in_stages["blocks"] > 0) & in_stages["scaled_distance"].notna()
     asked_for = pd.Series(

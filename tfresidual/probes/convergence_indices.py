@@ -175,6 +175,7 @@ def indices_of(
     drop_blocks: Frame,
     repeat_last_block: Frame,
     chance: float | dict[str, float],
+    *,
     at_chance: AtChance = "raise",
     reading: Reading = "all blocks",
     images: float | dict[str, float] | None = None,

@@ -192,7 +192,15 @@ def line_element(
     """
     chain = sources.chain(chain)
     function = functools.partial(_line_elements, chain)
-    return measure(chain, "line element", function, data, per_image, progress, with_labels=False)
+    return measure(
+        chain,
+        "line element",
+        function,
+        data,
+        per_image=per_image,
+        progress=progress,
+        with_labels=False,
+    )
 
 
 def path_lengths(chain: Chain | ChainSource, data: Data, *, progress: bool = False) -> Frame:

@@ -43,7 +43,7 @@ def log_key(
     return "/".join(place for place in places if place is not None)
 
 
-def block_logs(frame: Frame, names: Iterable[str], prefix: str = "") -> dict[str, float]:
+def block_logs(frame: Frame, names: Iterable[str], *, prefix: str = "") -> dict[str, float]:
     """Returns the numbers of a frame with one row per block (and split) by their keys in `logs`.
 
     Args:

@@ -35,6 +35,7 @@ def measure(
     name: str,
     function: Callable[..., dict[str, tf.Tensor]],
     data: Data,
+    *,
     per_image: bool = False,
     progress: bool = False,
     with_labels: bool = True,

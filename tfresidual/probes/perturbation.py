@@ -57,8 +57,8 @@ def perturbation(
         "perturbation",
         function,
         data,
-        per_image,
-        progress,
+        per_image=per_image,
+        progress=progress,
         with_labels=False,
         per_position=per_position,
         with_plain=True,
@@ -98,10 +98,10 @@ def computational_distance(
     """
     chain = sources.chain(chain)
     frame = perturbation(chain, data, per_position=per_position, progress=progress)
-    return distances_of(frame, chain)
+    return distances_of(frame, chain=chain)
 
 
-def distances_of(frame: Frame, chain: Chain | None = None) -> Frame:
+def distances_of(frame: Frame, *, chain: Chain | None = None) -> Frame:
     """Adds up the perturbations of blocks to the frame of `computational_distance`.
 
     Args:

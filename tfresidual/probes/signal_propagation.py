@@ -96,8 +96,8 @@ def signal_propagation(
         "signal propagation",
         function,
         data,
-        per_image,
-        progress,
+        per_image=per_image,
+        progress=progress,
         of_states=STATE_METRICS,
     )
 

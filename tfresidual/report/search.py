@@ -45,7 +45,7 @@ def search_sections(trace: Frame, epsilon: float, images: str | None = None) -> 
             "The search",
             "How far does each stage carry the state at the depths that were tried, and in which "
             "order were depths tried?",
-            figure=plots.depth_search(trace, epsilon),
+            figure=plots.depth_search(trace, epsilon=epsilon),
             reading="Filled: the stage meets the rule, its mean scaled perturbation is epsilon or "
             "less. Where the distance no longer grows with depth, the mean falls as one over "
             "the number of blocks. Dotted: the mean of the same networks before training, which "

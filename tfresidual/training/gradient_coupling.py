@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def coupling_kernel(
-    blocks: Iterable[int], coupling: float, kernel: CouplingKernel = "uniform"
+    blocks: Iterable[int], coupling: float, *, kernel: CouplingKernel = "uniform"
 ) -> Array:
     """Returns the weights with which the gradients of coupled blocks are mixed.
 
@@ -141,6 +141,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
         self,
         inner: str | dict[str, Any] | keras.optimizers.Optimizer,
         coupling: float,
+        *,
         kernel: CouplingKernel = "uniform",
         first_block: int = 0,
         groups: Sequence[Sequence[Any]] | Chain | dict[str, Any] | None = None,
@@ -215,7 +216,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
 
     def _mixture(self, group):
         """Returns how a group is mixed, or `None` if its weights keep their own gradients."""
-        weights = coupling_kernel(group.blocks, self.coupling, self.kernel)
+        weights = coupling_kernel(group.blocks, self.coupling, kernel=self.kernel)
         if np.array_equal(weights, np.eye(len(weights))):
             return None
         # Blocks with equal rows get the same tensor, so that rounding cannot make them differ.

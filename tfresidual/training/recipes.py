@@ -146,6 +146,7 @@ RECIPES = {name: Recipe(**vars(found)) for name, found in data_sets.RECIPES.item
 
 def recipe(
     name: RecipeName,
+    *,
     learning_rate: float | None = None,
     weight_decay: float | None = None,
     l2: float | None = None,
@@ -183,7 +184,7 @@ def recipe(
     return found if learning_rate is None else found.with_learning_rate(learning_rate)
 
 
-def hauser_batch_size(blocks: int, data: Literal["cifar10", "mnist"] = "cifar10") -> int:
+def hauser_batch_size(blocks: int, *, data: Literal["cifar10", "mnist"] = "cifar10") -> int:
     """Returns the batch size with which Hauser 2019, section 3, trains a network of some depth.
 
     Deeper networks have smaller batches, to fit into memory: on CIFAR-10, 256 images up to 28

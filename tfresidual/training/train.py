@@ -53,6 +53,7 @@ class Training:
 def compile_network(
     network: keras.Model,
     recipe: RecipeName,
+    *,
     epochs: int,
     steps_per_epoch: int,
     multi_label: bool = False,
@@ -88,7 +89,7 @@ def compile_network(
             "Arguments of `GradientCoupling` must be given together with `coupling`. Received: "
             f"{received}, coupling=None"
         )
-    found = recipe_of(recipe, learning_rate, weight_decay, l2)
+    found = recipe_of(recipe, learning_rate=learning_rate, weight_decay=weight_decay, l2=l2)
     optimizer = found.optimizer(epochs, steps_per_epoch)
     if coupling is not None:
         optimizer = GradientCoupling(optimizer, coupling, **kwargs)
@@ -103,6 +104,7 @@ def train(
     network: keras.Model,
     data: Images,
     validation: Images,
+    *,
     folder: StrPath,
     epochs: int,
     metric: str,

@@ -27,7 +27,7 @@ AS_BUILT, SETTLED, CHANGE_ERROR = (
 )
 
 
-def distances_as_built(network: keras.Model, data: Images, chain: Chain | None = None) -> Frame:
+def distances_as_built(network: keras.Model, data: Images, *, chain: Chain | None = None) -> Frame:
     """Measures the computational distances of a network with the weights that it has.
 
     Moving statistics are set to those of the images for this, since those of a network as built are

@@ -11,7 +11,9 @@ NEARNESS = 0.1
 MAY_DIFFER = ("blocks", "name", "trainable", "gamma_initializer", "recurrent_initialization")
 
 
-def interleave(shallow: ResidualNetwork, deep: ResidualNetwork, nearness: float = NEARNESS) -> None:
+def interleave(
+    shallow: ResidualNetwork, deep: ResidualNetwork, *, nearness: float = NEARNESS
+) -> None:
     """Copies the weights of a shallower network to a deeper one, with new blocks in between.
 
     The blocks of every stage that keep the shape of the state are spread evenly over the deeper
