@@ -25,8 +25,8 @@ import numpy as np
 import pandas as pd
 
 from tfresidual.definitions.declarations import Drawing, Line, Panel
-from tfresidual.plots import style
-from tfresidual.plots.engine import draw_table
+from tfresidual.plots import engine, style
+from tfresidual.plots.places import keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,8 +53,92 @@ _OF_RUNS: dict[str, Any] = {
     "below": "coupling (initialization)",
     "colour": "hue",
     "dash": "dash",
-    "means": "setting",
 }
+
+
+# The looks of widths and settings in all figures.
+_LOOKS = [
+    style.Look(colour, marker) for colour, marker in zip(style.COLOURS, style.MARKERS, strict=True)
+]
+_KNOWN = {
+    **{f"{width} channels": _LOOKS[place] for place, width in enumerate((8, 16, 32, 64))},
+    "0 (non-rec.)": _LOOKS[0],
+    **{f"{coupling:g} (rec.)": _LOOKS[i] for i, coupling in enumerate((0, 0.5, 0.9, 1), start=1)},
+}
+
+
+class _Means(engine.Maker):
+    """Draws every row as a faint dot, and a line through the means."""
+
+    means, marker = "setting", ""
+
+    def __init__(self, table, *args):
+        super().__init__(table, *args)
+        self.markers = _looks(keys_of(table, self.marker)) if self.marker else {}
+
+    def _draw_line(self, axes, axis, rows, line, number, look, dash):
+        column, linestyle = line.column, self.dashes[dash] if self.drawing.dash else line.dash
+        label = ", ".join(filter(None, (*self._names(rows, dash), column)))
+        places = axis.places[rows.index].where(rows[column].notna()).dropna()
+        rows = rows.loc[places.index]
+        if rows.empty:
+            return
+        if axis.names is not None:
+            groups = len(self.looks) * len(self.dashes)
+            reach = min(0.09 * (groups - 1), 0.5)
+            places = places + np.linspace(-reach / 2, reach / 2, groups)[number]
+        look_of_runs = {"marker": "o" if self.markers else look.marker, "markersize": 3.4}
+        look_of_runs |= {"linestyle": "none", "markeredgewidth": 0, "alpha": 0.4, "gid": "run"}
+        axes.plot(places, rows[column], color=look.colour, **look_of_runs)
+        means = pd.DataFrame({"place": places, "height": rows[column]})
+        means = means.groupby(rows[self.means], observed=True).mean()
+        dots = {
+            "color": look.colour,
+            "markersize": 5.4,
+            "markerfacecolor": look.colour if linestyle == "-" else "white",
+            "markeredgewidth": 1.1,
+        }
+        own = {} if self.markers else {"marker": look.marker}
+        course = {"linestyle": linestyle, "linewidth": 1.4, "label": label}
+        axes.plot(means["place"], means["height"], **course, **own, **dots)
+        for key, look_of_mean in self.markers.items():
+            if key in means.index:
+                dot = {"linestyle": "none", "marker": look_of_mean.marker, "gid": "mean"}
+                axes.plot(*means.loc[key], **dot, **dots)
+
+    def _explain(self, further):
+        look = {"linestyle": "none", "markersize": 5.0}
+        markers = [
+            style.line_handle(key, marker=one.marker, **look) for key, one in self.markers.items()
+        ]
+        super()._explain([*markers, *further])
+
+    def _handle(self, key):
+        look = self._look_of(key) | ({"marker": None} if self.markers else {})
+        return style.line_handle(str(key), **look)
+
+    def _dash_handle(self, key):
+        face = style.FAINT_INK if self.dashes[key] == "-" else "white"
+        dot = {"marker": "o", "markersize": 4.8, "markerfacecolor": face}
+        return style.line_handle(str(key), linestyle=self.dashes[key], **dot)
+
+
+class _MeansOfSettings(_Means):
+    marker = "setting"
+
+
+class _MeansOfHues(_Means):
+    means = "hue"
+
+
+def _looks(names):
+    known = {name: _KNOWN[name] for name in names if name in _KNOWN}
+    return style.looks([name for name in names if name not in known]) | known
+
+
+def draw_table(table, drawing, maker=_Means, **kwargs):
+    looks = _looks(keys_of(table, drawing.colour))
+    return engine.draw_table(table, drawing, looks=looks, maker=maker, **kwargs)
 
 
 class NothingError(ValueError):
@@ -73,7 +157,7 @@ def indices_of_runs(
     table = _run_table(frame, _INDICES, hue, dash, panels)
     drawing = Drawing(
         "Convergence indices of the runs",
-        tuple(Panel("index", (Line(index, mark="means"),)) for index in _INDICES),
+        tuple(Panel("index", (Line(index, mark="dots"),)) for index in _INDICES),
         rows=("level",),
         columns=("panel",),
         share_y=True,
@@ -113,7 +197,7 @@ def error_of_runs(
     drawing = Drawing(
         "Errors of the runs",
         tuple(
-            Panel(label, (Line(one, mark="means"),), "share", title="" if is_alone else titles[one])
+            Panel(label, (Line(one, mark="dots"),), "share", title="" if is_alone else titles[one])
             for one in errors
         ),
         rows=(),
@@ -133,7 +217,7 @@ def deviation_of_runs(frame: Frame, hue: str | None = "width", dash: str | None 
     """
     table = _run_table(frame, ("deviation",), hue, dash)
     label = "mean deviation from the stage's mean\n(standardised)"
-    panel = Panel(label, (Line("deviation", mark="means"),), from_zero=True)
+    panel = Panel(label, (Line("deviation", mark="dots"),), from_zero=True)
     return draw_table(table, Drawing("Deviation of the weights", (panel,), **_OF_RUNS))
 
 
@@ -155,7 +239,7 @@ def error_against_indices(
     """
     table = _run_table(frame, ("error", *indices), hue, each=True)
     panels = tuple(
-        Panel("error", (Line("error", mark="means"),), "share", over=index, below=f"{index} index")
+        Panel("error", (Line("error", mark="dots"),), "share", over=index, below=f"{index} index")
         for index in indices
     )
     drawing = Drawing(
@@ -163,14 +247,12 @@ def error_against_indices(
         panels,
         "index",
         colour="hue",
-        marker="setting",
-        means="setting",
         rows=(),
         columns=("panel",),
         share_x="col",
         share_y=True,
     )
-    return draw_table(table, drawing)
+    return draw_table(table, drawing, _MeansOfSettings)
 
 
 def parameter_efficiency(frame: Frame, dash: str | None = None) -> Figure:
@@ -190,7 +272,7 @@ def parameter_efficiency(frame: Frame, dash: str | None = None) -> Figure:
         tuple(
             Panel(
                 up.replace("_", " "),
-                (Line(up, mark="means"),),
+                (Line(up, mark="dots"),),
                 "share" if up == "error" else "log",
                 over=across,
                 below=across.replace("_", " "),
@@ -200,14 +282,13 @@ def parameter_efficiency(frame: Frame, dash: str | None = None) -> Figure:
         "parameters",
         colour="setting",
         dash="dash",
-        means="hue",
         rows=(),
         columns=("panel",),
         share_x="col",
     )
     equal = {"linestyle": ":", "color": style.INK}
     handles = [style.line_handle("effective = raw", **equal)]
-    figure = draw_table(table, drawing, handles=handles)
+    figure = draw_table(table, drawing, _MeansOfHues, handles=handles)
     # If all networks have the same raw number, only the effective ones give the line a length.
     counts = table[list(_COUNTS)]
     ends = [counts.min(axis=None) / 1.2, counts.max(axis=None) * 1.2]

@@ -47,16 +47,15 @@ class Line:
             drawn as a band over the blocks, or as bars.
         name: the name in the legend, if the figure draws several columns.
         dash: the line style, if it tells columns apart; the markers are open unless it is `"-"`.
-        mark: `"line"`; `"dots"` without a line; `"bar"`; `"sum"`, a line of the sum so far;
-            `"map"`, colours over blocks and positions; or `"means"`, a faint dot per row and a line
-            through the means of `Drawing.means`.
+        mark: `"line"`; `"dots"` without a line; `"bar"`; `"sum"`, a line of the sum so far; or
+            `"map"`, colours over blocks and positions.
         band: the column of the other edge of a band, if there is one.
     """
 
     column: str
     name: str = ""
     dash: str = "-"
-    mark: Literal["line", "dots", "bar", "sum", "map", "means"] = "line"
+    mark: Literal["line", "dots", "bar", "sum", "map"] = "line"
     band: str = ""
 
 
@@ -127,8 +126,6 @@ class Drawing:
         texts: further such columns, of text.
         colour: the column whose values differ in colour.
         dash: the column whose values differ in line style; `""` for the style of each `Line`.
-        marker: the column whose values differ in the markers of means.
-        means: the column whose values have a mean each.
         rows: the columns whose values have a row of panels each; `"panel"` for the panels.
         columns: the same for columns of panels.
         wrap: the largest number of panels side by side, 0 for any number.
@@ -148,8 +145,6 @@ class Drawing:
     texts: tuple[str, ...] = ()
     colour: str = "split"
     dash: str = ""
-    marker: str = ""
-    means: str = ""
     rows: tuple[str, ...] = ("panel",)
     columns: tuple[str, ...] = ()
     wrap: int = 4

@@ -7,7 +7,6 @@ import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap, Normalize
@@ -91,7 +90,9 @@ def read(frame, drawing):
     )
 
 
-def draw_table(table, drawing, title="", arguments=None, named=None, handles=(), looks=None):
+def draw_table(
+    table, drawing, title="", arguments=None, named=None, handles=(), looks=None, maker=None
+):
     """Returns the figure of a table, whose panels are in the order of the rows.
 
     Args:
@@ -103,7 +104,9 @@ def draw_table(table, drawing, title="", arguments=None, named=None, handles=(),
         named: A dict of the names in the legend by (colour key, dash key), one entry per line.
         handles: Further entries of the legend.
         looks: A dict of looks by colour key, if they are not the usual ones.
+        maker: The class that draws, if it is not `Maker`.
     """
+    maker = maker or Maker
     table = table.reset_index(drop=True)
     columns = [line.column for panel in drawing.panels for line in panel.lines]
     if drawing.epochs and len(set(table["epoch"])) > 1:
@@ -117,7 +120,7 @@ def draw_table(table, drawing, title="", arguments=None, named=None, handles=(),
     if drawing.sparse:
         has_values = table[columns].notna().any(axis=1)
         table = table[has_values.groupby(table["stage"]).transform("any")]
-    made = _Maker(table, drawing, arguments or {}, named or {}, looks)
+    made = maker(table, drawing, arguments or {}, named or {}, looks)
     made.draw(title or drawing.title, handles)
     return made.figure
 
@@ -135,7 +138,7 @@ def _looks(table, column):
     return style.looks(keys)
 
 
-class _Maker:
+class Maker:
     """A figure in the making."""
 
     def __init__(self, table, drawing, arguments, named, looks):
@@ -143,7 +146,6 @@ class _Maker:
         self.looks = looks or _looks(table, drawing.colour)
         self.has_scale = not looks and drawing.colour in ("block", "epoch")
         self.dashes = style.dashes(keys_of(table, drawing.dash) if drawing.dash else [""])
-        self.markers = style.looks(keys_of(table, drawing.marker)) if drawing.marker else {}
         overs = [panel.over or drawing.over for panel in drawing.panels]
         axes = {over: Places(table, drawing, over) for over in dict.fromkeys(overs)}
         self.axes = {panel: axes[over] for panel, over in zip(drawing.panels, overs, strict=True)}
@@ -270,9 +272,6 @@ class _Maker:
         # A line style of its own tells dots apart, and shows those below.
         is_open = linestyle != "-"
         label = ", ".join(filter(None, (*self._names(rows, dash), line.column)))
-        if line.mark == "means":
-            self._draw_means(axes, axis, rows, line, number, look, linestyle, label)
-            return
         course = axis.course(rows, line)
         if course["height"].isna().all():
             return
@@ -333,36 +332,6 @@ class _Maker:
                 color=style.INK,
             )
             axes.margins(y=0.12)
-
-    def _draw_means(self, axes, axis, rows, line, number, look, linestyle, label):
-        """Draws rows as faint dots and a line through their means."""
-        column = line.column
-        places = axis.places[rows.index].where(rows[column].notna()).dropna()
-        rows = rows.loc[places.index]
-        if rows.empty:
-            return
-        if axis.names is not None:
-            groups = len(self.looks) * len(self.dashes)
-            reach = min(0.09 * (groups - 1), 0.5)
-            places = places + np.linspace(-reach / 2, reach / 2, groups)[number]
-        look_of_runs = {"marker": "o" if self.markers else look.marker, "markersize": 3.4}
-        look_of_runs |= {"linestyle": "none", "markeredgewidth": 0, "alpha": 0.4, "gid": "run"}
-        axes.plot(places, rows[column], color=look.colour, **look_of_runs)
-        means = pd.DataFrame({"place": places, "height": rows[column]})
-        means = means.groupby(rows[self.drawing.means], observed=True).mean()
-        dots = {
-            "color": look.colour,
-            "markersize": 5.4,
-            "markerfacecolor": look.colour if linestyle == "-" else "white",
-            "markeredgewidth": 1.1,
-        }
-        own = {} if self.markers else {"marker": look.marker}
-        course = {"linestyle": linestyle, "linewidth": 1.4, "label": label}
-        axes.plot(means["place"], means["height"], **course, **own, **dots)
-        for key, look_of_mean in self.markers.items():
-            if key in means.index:
-                dot = {"linestyle": "none", "marker": look_of_mean.marker, "gid": "mean"}
-                axes.plot(*means.loc[key], **dot, **dots)
 
     def _draw_map(self, axes, axis, rows, line):
         """Draws a column by colour, over the blocks and the positions."""
@@ -515,10 +484,6 @@ class _Maker:
         if drawing.dash not in ("", drawing.colour) and not self.named:
             found = set(table[drawing.dash]) - {""}
             handles += [self._dash_handle(key) for key in self.dashes if key in found]
-        handles += [
-            style.line_handle(key, linestyle="none", marker=look.marker, markersize=5.0)
-            for key, look in self.markers.items()
-        ]
         handles += self._level_handles(panels)
         if any(axis.gaps for axis in self.axes.values()):
             handles.append(Patch(**GAP, label=drawing.gap))
@@ -545,17 +510,13 @@ class _Maker:
             look["linestyle"] = "none"
         elif drawing.dash == drawing.colour:
             look["linestyle"] = self.dashes[key]
-        if self.markers:
-            look["marker"] = None
         return style.line_handle(name, **look)
 
     def _dash_handle(self, key):
         look = {"linestyle": self.dashes[key]}
-        if self.marks & {"dots", "means"}:
-            face = style.FAINT_INK if self.dashes[key] == "-" else "white"
-            look |= {"marker": "o", "markersize": 4.8, "markerfacecolor": face}
         if self.marks == {"dots"}:
-            look["linestyle"] = "none"
+            face = style.FAINT_INK if self.dashes[key] == "-" else "none"
+            look = {"linestyle": "none", "marker": "o", "markersize": 4.8, "markerfacecolor": face}
         return style.line_handle(str(key), **look)
 
     def _level_handles(self, panels):

@@ -56,14 +56,14 @@ class Look(NamedTuple):
     width: float = 1.5
 
 
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, INK)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, INK)
 _STAGE_COLOURS = (GREEN, ORANGE, PURPLE, SKY, INK, FAINT_INK)
 # Every pair of a colour and a marker, neighbours differ in both.
 _LOOKS = [
-    Look(colour, _MARKERS[(place + turn) % len(_MARKERS)])
-    for turn in range(len(_MARKERS))
-    for place, colour in enumerate(_COLOURS)
+    Look(colour, MARKERS[(place + turn) % len(MARKERS)])
+    for turn in range(len(MARKERS))
+    for place, colour in enumerate(COLOURS)
 ]
 # Names that look the same in all figures.
 _KNOWN = {
@@ -77,9 +77,6 @@ _KNOWN = {
     "all": Look(INK, "o"),
     "mean": Look(INK, "o"),
     "all parameters": Look(INK, "", 2.4),
-    **{f"{width} channels": _LOOKS[place] for place, width in enumerate((8, 16, 32, 64))},
-    "0 (non-rec.)": _LOOKS[0],
-    **{f"{coupling:g} (rec.)": _LOOKS[i] for i, coupling in enumerate((0, 0.5, 0.9, 1), start=1)},
 }
 _DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (8, 3)))
 _HATCHES = ("", "////", "....", "xxxx")
@@ -185,9 +182,7 @@ def looks(names):
 def stage_looks(stages):
     """Returns a dictionary from stage to `Look`; 42 stages differ."""
     return {
-        stage: Look(
-            _STAGE_COLOURS[place % len(_STAGE_COLOURS)], _MARKERS[place % len(_MARKERS)], 1.3
-        )
+        stage: Look(_STAGE_COLOURS[place % len(_STAGE_COLOURS)], MARKERS[place % len(MARKERS)], 1.3)
         for place, stage in enumerate(stages)
     }
 
