@@ -162,7 +162,7 @@ def study(out, **given):
       tfresidual study --recurrent --coupling 0.9 --out runs/coupled
       tfresidual study --recurrent --coupling 1 --lipschitz 0.95 --anchor input --out runs/pcr
     """
-    with _running(lambda: f"{_epochs_in(out)}; probes start from scratch") as console:
+    with _running() as console:
         from tfresidual.jobs import study
 
         settings, out = _settings(given, out)
@@ -194,7 +194,7 @@ def train(out, backend, **given):
       tfresidual train --data mnist --network resnet101 --stages 1
       tfresidual train --backend jax --data-file cifar10.npz --epochs 300
     """
-    with _running(lambda: _epochs_in(out), backend) as console:
+    with _running(backend) as console:
         from tfresidual.jobs import training
 
         settings, out = _settings(given, out)
@@ -251,7 +251,7 @@ def probe(target, names, splits, images, pixels, out, **given):
     chosen = {name: given.pop(name) for name in OF_PROBES}
     with contextlib.suppress(TypeError, ValueError):
         chosen["chance"] = float(chosen["chance"])
-    with _running(lambda: "Completed probes are written. The same command starts again") as console:
+    with _running() as console:
         from tfresidual.jobs import probing
 
         frames, paths = probing.probe(
@@ -288,7 +288,7 @@ def export(source, path, serving_only, overwrite):
       tfresidual export runs/resnet-digitclutter saved/net
       tfresidual export net.keras saved/net --serving-only
     """
-    with _running(lambda: "Nothing was written"):
+    with _running():
         from tfresidual.jobs import probing
         from tfresidual.sources import exporting
 
@@ -327,7 +327,7 @@ def prune(target, pixels, out, **given):
     """
     fields = dataclasses.fields(SETTINGS.PruningSettings)
     chosen = {field.name: given.pop(field.name) for field in fields}
-    with _running(lambda: "The same command resumes after the last complete step") as console:
+    with _running() as console:
         from tfresidual.jobs import pruning
 
         path = pathlib.Path(target)
@@ -373,7 +373,7 @@ def tune(out, workers, **given):
     """
     fields = dataclasses.fields(SETTINGS.SearchSettings)
     chosen = {field.name: given.pop(field.name) for field in fields}
-    with _running(lambda: "The same command resumes after the last finished trial") as console:
+    with _running() as console:
         from tfresidual import tuning
         from tfresidual.jobs import depth_study
 
@@ -413,7 +413,7 @@ def compare(runs, out):
       tfresidual compare runs/resnet-digitclutter runs/gated
       tfresidual compare runs/seed0 runs/seed1 runs/seed2 --out seeds.html
     """
-    with _running(lambda: "The same command starts again") as console:
+    with _running() as console:
         from tfresidual.jobs import comparison
 
         page = comparison.compare(runs, out, console)
@@ -442,7 +442,7 @@ def data(download, to, **given):
       tfresidual data cifar10 --download
       tfresidual data cifar10 --to cifar10.npz
     """
-    with _running(lambda: "The same command starts again") as console:
+    with _running() as console:
         from tfresidual.jobs import data as images
         from tfresidual.jobs.settings import describe
 
@@ -495,12 +495,9 @@ def _fail(message, code):
 
 
 @contextlib.contextmanager
-def _running(after_interrupt, backend=None):
-    """Loads Keras and provides a console for progress; errors and Ctrl-C end the command.
-
-    After Ctrl-C, `after_interrupt` returns text on what is complete and how to resume.
-    """
-    if backend is not None and "keras" not in sys.modules:
+def _running(backend=None):
+    """Loads Keras and provides a console for progress; errors and Ctrl-C end the command."""
+    if backend is not None:
         os.environ["KERAS_BACKEND"] = backend
     _note("loading Keras")
     try:
@@ -508,42 +505,18 @@ def _running(after_interrupt, backend=None):
 
         with quietly():
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-            import keras
+            import keras  # noqa: F401
         from tfresidual.machine.console import terminal
         from tfresidual.machine.locks import FolderInUseError
 
-        if backend not in (None, keras.config.backend()):
-            _fail(f"Option `--backend` must be {keras.config.backend()}, which is loaded", 2)
         yield terminal()
     except KeyboardInterrupt:
-        _fail(f"interrupted. {after_interrupt()}", 130)
-    except ImportError as error:
-        if error.name in BACKENDS:
-            _fail(
-                f"Keras cannot run on {error.name}, which is not installed. Install it, or choose "
-                "another backend with KERAS_BACKEND or `train --backend`",
-                2,
-            )
-        # A part of the package that does not run on this backend says so; other modules have names.
-        if error.name is not None:
-            raise
-        _fail(str(error), 2)
-    except (ValueError, OSError) as error:
+        _fail("interrupted. What is complete is kept; give the same command again", 130)
+    except (ValueError, OSError, ImportError) as error:
         # Messages of the package about arguments end with the values received.
         if "Received: " not in str(error) and not isinstance(error, OSError):
             raise
         _fail(_with_options(str(error)), 1 if isinstance(error, FolderInUseError) else 2)
-
-
-def _epochs_in(out):
-    """Returns text on how much of an interrupted training is complete, and how to resume it."""
-    paths = pathlib.Path(out or "", "checkpoints").glob("epoch-*.keras") if out else ()
-    numbers = [path.stem.removeprefix("epoch-") for path in paths]
-    epochs = [int(number) + 1 for number in numbers if re.fullmatch("[0-9]+", number)]
-    if not epochs:
-        return "No epoch was complete. The same command starts again"
-    count = "1 epoch is" if max(epochs) == 1 else f"{max(epochs)} epochs are"
-    return f"{count} complete. The same command resumes from there"
 
 
 def _without_none(values):

@@ -1,7 +1,5 @@
 """The catalogue: which networks it trains, what it says of them, and the page of statements."""
 
-import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -11,10 +9,8 @@ import subprocess
 import sys
 
 import catalogue
-import drawing
 import judging
 import numpy as np
-import pandas as pd
 import papers
 import processes
 import pytest
@@ -23,7 +19,6 @@ from reference.random_frames import frames_of
 
 from tfresidual.jobs.building import build
 from tfresidual.jobs.settings import Settings, check
-from tfresidual.probes.convergence_indices import INDICES
 
 papers.load()
 EXPERIMENTS = pathlib.Path(papers.__file__).parent
@@ -59,12 +54,6 @@ def test_networks_can_be_trained_and_have_names_of_their_own(name, size):
             check(network.settings)
         # 0 for those whose training takes seconds, or that are not trained.
         assert network.operations() >= 0
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_name_is_one_network_in_all_entries(size):
-    networks, _ = papers.networks_of(list(catalogue.ENTRIES.values()), size)
-    assert len(networks) >= 40
 
 
 @pytest.mark.nightly
@@ -115,20 +104,6 @@ def test_networks_of_the_size_paper_have_the_published_counts(paper, name):
     assert build(networks[paper, name].settings).count_params() == PUBLISHED[paper][name]
 
 
-def test_choices_of_the_papers_at_their_size():
-    networks, _ = papers.networks_of(list(catalogue.ENTRIES.values()), "paper")
-    pooled = networks["II", "max_pooling-seed0"].settings
-    average = networks["II", "avg_pooling-seed0"].settings
-    assert dataclasses.replace(pooled, transition=None) == average
-    assert pooled.transition == "max_pooling"
-    usual = networks["IC", "Digitclutter-5-ordinary-width_16-seed_0"].settings
-    other = networks["IC", "Digitclutter-5_200_epochs-ordinary-width_16-seed_0"].settings
-    assert (usual.epochs, other.epochs, other.recipe) == (400, 200, "digitclutter_200")
-    assert dataclasses.replace(other, epochs=400, recipe=None) == usual
-    wide = networks["II", "wide-cifar100-seed0"].settings
-    assert (wide.data, wide.recipe, wide.epochs) == ("cifar100", "wide", 100)
-
-
 @pytest.mark.parametrize(
     ("name", "found"),
     [
@@ -149,16 +124,6 @@ def test_names_of_figures_and_statements(name, found):
 def test_every_name_is_that_of_one_entry():
     names = [name for one in catalogue.ENTRIES.values() for name in one.names - {one.paper}]
     assert len(names) == len(set(names))
-
-
-def test_networks_no_better_than_chance():
-    """After an epoch at the smallest size they have no indices; the other entries are drawn."""
-    frames = random("IC", "smoke")
-    indices = frames["indices"].filter(like="_index").columns
-    frames["indices"][indices] = float("nan")
-    for name in ("IC-2", "IC-3a", "IC-3c"):
-        with pytest.raises(catalogue.MissingError):
-            catalogue.ENTRIES[name].pictures(frames, "smoke")
 
 
 def test_every_figure_and_table_has_an_entry():
@@ -203,96 +168,6 @@ def test_every_entry_is_drawn(paper):
         # Frames of other columns than those of networks.
         if one.id not in ("IC-1", "PI-M"):
             assert one.pictures(frames, "smoke"), one.id
-
-
-def test_a_line_is_the_mean_over_seeds_and_its_band_their_range():
-    values = {0: (0.1, 0.2), 1: (0.5, 0.3), 2: (0.6, 0.4)}
-    rows = [
-        {"block": block, "error": value, "network": name, "split": split, "seed": seed}
-        for seed, of in values.items()
-        for block, value in enumerate(of)
-        for name in ("plain", "shared")
-        for split in ("train", "test")
-    ]
-    frame = pd.DataFrame(rows)
-    frame["error"] += (frame["network"] == "shared") + 2 * (frame["split"] == "train")
-    figure = drawing.panels(
-        frame, "block", "error", "Errors", panel="network", dash="split", line="network"
-    )
-    for panel, shift in zip(figure.axes, (0, 1), strict=True):
-        lines = [line for line in panel.lines if len(line.get_xdata()) == 2]
-        for line, more in zip(lines, (2, 0), strict=True):
-            assert list(line.get_xdata()) == [0, 1]
-            assert list(line.get_ydata()) == pytest.approx([0.4 + shift + more, 0.3 + shift + more])
-        for band, more in zip(panel.collections, (2, 0), strict=True):
-            (path,) = band.get_paths()
-            corners = {(int(x), round(float(y) - shift - more, 6)) for x, y in path.vertices}
-            assert corners == {(0, 0.1), (0, 0.6), (1, 0.2), (1, 0.4)}
-
-
-def test_networks_without_a_number_decide_nothing():
-    """Such as where no network is better than chance."""
-    frames = random("IC")
-    indices = [f"{name}_index" for name in INDICES]
-    frames["indices"].loc[:, indices] = np.nan
-    for one in catalogue.STATEMENTS.values():
-        if one.entry in ("IC-3a", "IC-3c", "IC-6", "IC-10", "IC-11"):
-            one.judged(frames, "small", frames)
-
-
-def test_steps_on_an_axis_from_0_to_1():
-    """Networks of all depths in one picture: the first block at 0, the last at 1."""
-    frames = random("PI")
-    for figure in catalogue.ENTRIES["PI-2"].pictures(frames, "small").values():
-        titles = [f"{data}, section {n}" for data in ("CIFAR-10", "MNIST") for n in (1, 2, 3)]
-        assert [axes.get_title() for axes in figure.axes] == titles
-        for axes in figure.axes:
-            lines = [line.get_xdata() for line in axes.lines]
-            assert len(lines) == 5
-            for places in lines:
-                assert list(places) == pytest.approx(
-                    [i / (len(places) - 1) for i in range(len(places))]
-                )
-            assert len({len(places) for places in lines}) > 1
-
-
-def test_repetitions_follow_the_trained_blocks():
-    """The last trained block is at 0, those before it at negative places."""
-    (figure,) = catalogue.ENTRIES["II-20"].pictures(random("II"), "small").values()
-    assert [axes.get_title() for axes in figure.axes] == ["cosine loss", "l2 ratio"]
-    for axes in figure.axes:
-        lines = [line for line in axes.lines if len(line.get_xdata()) > 2]
-        # As it is and scaled, two splits.
-        assert len(lines) == 4
-        for line in lines:
-            assert list(line.get_xdata()) == list(range(-5, 21))
-
-
-def test_panels_with_lines_of_their_own():
-    rows = [
-        {"depth": depth, "error": 1 / depth, "network": network, "kind": kind, "seed": 0}
-        for kind, networks in {"gates": ("identity", "gate"), "other": ("identity", "1x1")}.items()
-        for network in networks
-        for depth in (2, 4, 8)
-    ]
-    figure = drawing.panels(
-        pd.DataFrame(rows),
-        "depth",
-        "error",
-        "Errors",
-        panel="kind",
-        line="network",
-        own_lines=True,
-        log=True,
-        log_x=True,
-        slope=-1,
-    )
-    names = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in figure.axes]
-    assert names == [["identity", "gate"], ["identity", "1x1"]]
-    for axes in figure.axes:
-        slope = axes.lines[-1]
-        assert list(slope.get_xdata()) == [2, 8]
-        assert list(slope.get_ydata()) == [1 / 2, 1 / 8]
 
 
 def test_the_page_names_the_judgement_that_counts(monkeypatch):
@@ -371,11 +246,6 @@ def test_other_settings_are_named(old, new, name):
     assert others(KEPT.replace(old, new)) == [name]
 
 
-@pytest.mark.parametrize("text", ["", "Settings(data=", "Settings", "3", OF_POINTS, KEPT[:-1]])
-def test_a_text_that_holds_no_settings_is_no_trained_network(text):
-    assert "epochs" in others(text)
-
-
 def test_a_network_with_other_settings_is_not_overwritten(tmp_path):
     networks, measures = papers.networks_of([catalogue.ENTRIES["PI-3"]], "small")
     frames = tmp_path / "small" / "PI" / "cifar10-24_blocks-seed0" / "frames"
@@ -445,18 +315,6 @@ def test_a_figure_of_kept_frames(monkeypatch, capsys, tmp_path):
     assert re.search(r"on [\d,]+ .*images", measured)
     assert "test error of CIFAR-10" in measured
     assert pathlib.Path(drawn).stat().st_size > 10_000
-
-
-def test_the_settings_of_all_frames_are_kept():
-    """So that a network whose settings change is trained again."""
-    for size, paper in itertools.product(catalogue.KEPT, catalogue.PAPERS):
-        frames = catalogue.read_frames(size, paper)
-        names = set().union(*(frame["name"] for frame in frames.values()))
-        assert set(catalogue.kept_settings(frames)) == names
-        for name, images in catalogue.kept_images(frames).items():
-            assert set(images) <= {
-                of for of, frame in frames.items() if (frame["name"] == name).any()
-            }
 
 
 @pytest.mark.system

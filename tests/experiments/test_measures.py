@@ -128,37 +128,3 @@ def test_the_page_says_on_how_many_images(counts, words, trained):
     assert [str(count) for count in found.values()] == [
         word for word in words.split() if word.isdigit()
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (
-            ("II", "ResNet-110-seed0"),
-            "1,742,762 parameters, 300 epochs of 352 steps of 128 images, rate 0.1 from 0, 0.01 "
-            "from 80, 0.001 from 120, 1e-05 from 200, 1.1e-05 from 240",
-        ),
-        (
-            ("PI", "cifar10-30_blocks-seed0"),
-            "200 epochs of 352 steps of 128 images, rate 0.1 from 0, 0.01 from 100, 0.001 from 150",
-        ),
-        (
-            ("IC", "MNIST-coupling_0.5-width_16-seed_0"),
-            "400 epochs of 430 steps of 128 images, rate 0.025 from 0, 0.01 from 200, 0.004 from "
-            "300",
-        ),
-        (
-            ("IM", "1001_layers-identity-seed0"),
-            "182 epochs of 352 steps of 128 images, rate 0.1 from 0, 0.01 from 91, 0.001 from 136",
-        ),
-    ],
-)
-def test_what_a_dry_run_says_at_the_size_of_the_papers(name, said, monkeypatch):
-    if "parameters" not in said:
-        # What building them takes: seconds, minutes for 1001 layers.
-        monkeypatch.setattr(papers, "parameters_of", lambda settings: 0)
-    networks, _ = papers.networks_of(catalogue.entries_of(name[0]), "paper")
-    line = papers.described(name, networks[name], 90)
-    assert line.startswith("/".join(name) + ": ")
-    assert said in line
-    assert line.endswith("; 2 min")

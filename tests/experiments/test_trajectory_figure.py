@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import trajectory_figure
-from plots.read_figures import draws, lines_with, metric_lines, points
+from plots.read_figures import lines_with, metric_lines, points
 
 BLOCKS, EXTRA = 4, 6
 SOLUTIONS = np.array([[1.0, 1.0], [-0.5, 2.0]])
@@ -124,14 +124,3 @@ def test_the_network_that_strays_furthest_is_cut_off_and_counted():
         assert left < 1 < 1.5 < right
         assert low < 0.75 < 1 < high
     assert np.ptp(grid[1][0].get_xlim()) < 0.5 * np.ptp(grid[0][0].get_xlim())
-
-
-def test_what_explodes_does_not_hide_the_rest():
-    tables = three()
-    late = tables["repeated"]["step"] > BLOCKS + 2
-    tables["repeated"].loc[late, ["z1", "z2"]] *= 1e9
-    tables["repeated"].loc[tables["repeated"]["step"] > BLOCKS + 4, "z1"] = np.inf
-    grid = panels(trajectory_figure.trajectories(**tables, solutions=SOLUTIONS[:1]))
-    assert np.ptp(grid[2][0].get_xlim()) <= 4 * np.ptp(grid[0][0].get_xlim())
-    assert grid[2][2].texts[0].get_text() == f"4 of {EXTRA + 1} outside"
-    draws(grid[0][0].figure)

@@ -14,7 +14,6 @@ from refusals import refused
 
 from tfresidual.jobs import probing, training
 from tfresidual.jobs.comparison import compare
-from tfresidual.jobs.frames import read_frames
 from tfresidual.jobs.settings import Settings
 from tfresidual.report import write
 
@@ -118,14 +117,3 @@ def test_what_something_else_wrote_is_kept(runs, tmp_path, content):
     with refused("page"):
         compare(runs, path)
     assert path.is_dir() if before is None else path.read_bytes() == before
-
-
-def test_frames_are_read_as_they_were_written(tmp_path):
-    frame = pd.DataFrame({"stage": [1, 2, "all"], "blocks": [3, 2, 5], "distance": [1.5, 2.5, 4.0]})
-    frame.to_csv(tmp_path / "computational_distance.csv", index=False)
-    frame.iloc[:2].to_csv(tmp_path / "other.csv", index=False)
-    found = read_frames(tmp_path)
-    assert list(found) == ["computational_distance", "other"]
-    assert found["computational_distance"][0]["stage"].tolist() == [1, 2, "all"]
-    assert found["other"][0]["stage"].tolist() == [1, 2]
-    assert {record for _, record in found.values()} == {None}

@@ -1,9 +1,7 @@
 """The search of `tfresidual tune`: what it writes, and what it resumes from."""
 
 import dataclasses
-import importlib.util
 import json
-import pathlib
 import re
 import shutil
 import signal
@@ -15,9 +13,9 @@ import processes
 import pytest
 from refusals import refused
 
-from tfresidual import probes, training, tuning
+from tfresidual import probes, tuning
 from tfresidual.jobs import depth_study
-from tfresidual.jobs.building import build, compile_for
+from tfresidual.jobs.building import compile_for
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import Settings
 from tfresidual.jobs.training import train
@@ -93,17 +91,6 @@ def test_the_answer_is_the_network_beside_it(done, settings):
     assert content["test_error"] == pytest.approx(1 - of_test[metric])
 
 
-def test_one_block_less_was_seen_to_fail(done):
-    folder, outcome = done
-    # The first block of the other stages changes the shape: with it alone they have no mean.
-    assert outcome.blocks[0] > 1
-    assert outcome.blocks[1:] == (2, 2)
-    assert "(stage 2, 3: the smallest depth possible)" in outcome.message
-    shallower = trace_of(folder).query(f"stage == 1 and blocks == {outcome.blocks[0] - 1}")
-    assert not shallower["meets_rule"].any()
-    assert len(shallower) == 1
-
-
 def test_the_same_command_trains_nothing(done, settings):
     """Nor one with settings that may change."""
     folder, outcome = done
@@ -154,45 +141,6 @@ def test_a_folder_that_is_being_searched_is_left_alone(
 
 
 # The experiment around it
-
-
-@pytest.fixture(scope="module")
-def experiment():
-    path = pathlib.Path(__file__).parents[2] / "experiments" / "depth_search.py"
-    spec = importlib.util.spec_from_file_location("experiment", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def confirmed(experiment, monkeypatch, blocks, smallest, data="mnist"):
-    """The folders of the networks that are trained, and their depths by the change."""
-    folders, depths = [], {}
-
-    def run(folder, settings, search, console):
-        folders.append(folder.name)
-
-    monkeypatch.setattr(experiment, "run", run)
-    monkeypatch.setattr(experiment.tuning, "read_search", lambda folder: folder.parent.name)
-    monkeypatch.setattr(experiment.tuning, "trace_of", lambda name: pd.DataFrame({"name": [name]}))
-    settings = Settings(data=data)
-    frame = experiment.confirm(pathlib.Path("out"), settings, blocks, smallest, (1, 2), None)
-    assert frame["name"].tolist() == folders
-    for change, rows in frame.groupby("change"):
-        depths[change] = {name.split("-seed")[0] for name in rows["name"]}
-    return folders, depths
-
-
-def test_networks_that_confirm_a_depth(experiment, monkeypatch, capsys):
-    folders, depths = confirmed(experiment, monkeypatch, (3, 4, 5), (1, 2, 2))
-    assert capsys.readouterr().out == ""
-    assert depths == {
-        -1: {"confirm-mnist-2-3-4"},
-        0: {"confirm-mnist-3-4-5"},
-        1: {"confirm-mnist-4-5-6"},
-    }
-    others, _ = confirmed(experiment, monkeypatch, (3, 4, 5), (1, 2, 2), "cifar10")
-    assert not {*folders} & {*others}
 
 
 def test_folders_of_other_runs_are_refused(done, settings, tmp_path):
@@ -269,24 +217,6 @@ def test_workers_find_the_same(done, settings, tmp_path, capfd):
                 assert rows["scaled_distance"].tolist() == expected
                 compared += 1
     assert compared == alone["trial"].nunique()
-
-
-@pytest.mark.nightly
-def test_networks_too_shallow_to_couple_are_trained_without(settings, tmp_path):
-    coupled = dataclasses.replace(settings, coupling=0.5, epsilon=0.01)
-    search = dataclasses.replace(SEARCH, start=1, max_blocks=3)
-    outcome = depth_study.run(tmp_path / "run", coupled, search)
-    trace = trace_of(tmp_path / "run")
-    assert set(trace["status"]) == {"completed"}
-    assert {1, 3} <= set(trace["blocks"])
-    assert outcome.status == "not satisfied"
-    oracle = tuning.read_search(tmp_path / "run" / "search")
-    for trial in oracle.in_order():
-        blocks = tuning.blocks(trial.hyperparameters)
-        network = build(coupled, blocks)
-        compile_for(network, coupled, 1)
-        is_coupled = isinstance(network.optimizer, training.GradientCoupling)
-        assert is_coupled == (max(blocks) > 1)
 
 
 @pytest.mark.parametrize(

@@ -81,17 +81,6 @@ def test_files(done):
     }
 
 
-def test_log(done):
-    log = pd.read_csv(done / "log.csv")
-    assert list(log["epoch"]) == [0, 1]
-    keys = {"loss", "exact_match", "val_loss", "val_exact_match", "learning_rate"}
-    keys |= {"stage1/block0/cosine_loss", "stage1/block0/perturbation", "stage1/depth"}
-    assert keys <= set(log)
-    assert log[sorted(keys)].notna().all(axis=None)
-    # Digitclutter's recipe over 2 x 2 steps: 0.05 for two of them, then 0.01 and 0.002.
-    assert list(log["learning_rate"]) == pytest.approx([0.05, 0.01])
-
-
 @pytest.fixture(scope="module")
 def saved(done, settings):
     """The network on the disk, and the images of the probes, loaded again."""
@@ -264,19 +253,6 @@ def test_stages(changes, blocks):
     assert network.widths == (16, 32, 64)[: len(blocks)]
     assert network.input_shape == (None, 28, 28, 1)
     assert set(used(Settings(data="mnist", **changes))) >= {"stages"}
-
-
-@pytest.mark.parametrize(
-    ("network", "widths"),
-    [
-        ("hauser_resnet", (4, 8, 16)),
-        ("single_representation", (4,)),
-        ("average_pooling_resnet", (4, 4, 4)),
-        ("wide_resnet", (4, 8, 16)),
-    ],
-)
-def test_width(network, widths):
-    assert build(Settings(network=network, width=4)).widths == widths
 
 
 def test_transition():

@@ -120,22 +120,6 @@ class TestScores:
         assert [blocks(t.hyperparameters) for t in oracle.get_best_trials(10)] == [(6, 21)]
         assert oracle.get_best_trials(0) == []
 
-    def test_never_less_than_a_million_nor_more_than_two(self, tmp_path):
-        oracle = quiet_oracle(tmp_path, (4,), epsilon=1e-3)
-        for distance in (0.0041, 1e30):
-            report(oracle, oracle.create_trial("a"), stages_of(constant(distance)))
-        assert [trial.score > 1e6 for trial in oracle.in_order()] == [True, True]
-        assert oracle.in_order()[1].score == 2e6
-        # A stage without measured blocks is far off.
-        oracle = quiet_oracle(tmp_path / "none", (1, 4))
-        stages = stages_of(constant(0.3), constant(0.3), offsets=(1, 0))
-        report(oracle, oracle.create_trial("a"), stages)
-        assert oracle.in_order()[0].score == 1e6 + 10
-        (first, _) = trace_of(oracle).to_dict("records")
-        assert (first["measured_blocks"], first["scaled_distance"]) == (0, 0.0)
-        assert first["meets_rule"] is False
-        assert np.isnan(first["mean_scaled_perturbation"])
-
 
 class TestWire:
     def test_the_same_search(self, tmp_path):
@@ -219,12 +203,6 @@ class TestOtherHyperparameters:
         assert len(tuner.ran) == 6 * 3
         assert {outcome.blocks for outcome in outcomes_of(tuner.oracle)} == {(6,)}
 
-    def test_declared_by_a_network_that_is_built_later(self, oracle):
-        while (trial := oracle.create_trial("a")).status != "STOPPED":
-            trial.hyperparameters.Choice("width", [8, 16])
-            report(oracle, trial, EASY)
-        assert depths_of(oracle) == [(4,), (6,), (5,)] * 2
-
     def test_that_only_some_trials_ask_for(self, oracle):
         report(oracle, oracle.create_trial("a"), EASY)
         trial = oracle.create_trial("a")
@@ -247,14 +225,6 @@ class TestOtherHyperparameters:
         declare(space)
         with pytest.raises(ValueError, match=match):
             quiet_oracle(tmp_path, hyperparameters=space).combinations()
-
-    def test_under_the_condition_of_a_depth(self, oracle):
-        space = oracle.get_space()
-        with space.conditional_scope("blocks1", [4]):
-            space.Boolean("flag")
-            oracle.update_space(space)
-        with pytest.raises(ValueError, match=r"must not depend on them.*Received: Boolean\(name"):
-            follow(oracle, EASY, most=20)
 
     def test_a_chief_says_it_at_the_end(self, served, oracle):
         space = oracle.get_space()
@@ -314,11 +284,6 @@ class TestSeveralAtOnce:
         assert depths_of(oracle)[1:] == [(37,), (36,), (38,), (20,), (83,)]
         assert oracle.start_order == ["0000", "0001", "0002", "0003", "0004", "0005"]
 
-    def test_another_combination_before_a_second_guess(self, tmp_path):
-        oracle = quiet_oracle(tmp_path, hyperparameters=space_of(width=[8, 16]))
-        asked = [oracle.create_trial(name).hyperparameters.values for name in "abc"]
-        assert [tuple(values.values()) for values in asked] == [(4, 8), (4, 16), (8, 8)]
-
     @pytest.mark.parametrize("workers", [2, 5])
     def test_finds_the_same_in_fewer_rounds(self, tmp_path, workers):
         alone = quiet_oracle(tmp_path / "alone", (4, 4, 4))
@@ -340,16 +305,6 @@ class TestSeveralAtOnce:
         assert len(set(settings)) == len(settings)
         assert rounds <= steps
 
-    def test_proposals_do_not_depend_on_who_reports_first(self, tmp_path):
-        plans = []
-        for order in ((0, 1, 2), (2, 0, 1)):
-            oracle = quiet_oracle(tmp_path / str(order), (4, 4, 4))
-            trials = [oracle.create_trial(name) for name in "abc"]
-            for place in order:
-                report(oracle, trials[place], MIXED)
-            plans.append(oracle.plan())
-        assert plans[0] == plans[1]
-
     def test_the_search_is_over_when_all_know(self, oracle):
         a, b = oracle.create_trial("a"), oracle.create_trial("b")
         stages = stages_of(constant(0.1))
@@ -361,16 +316,6 @@ class TestSeveralAtOnce:
         report(oracle, b, stages)
         for name in "ba":
             assert oracle.create_trial(name).status == "STOPPED"
-
-    def test_max_trials(self, tmp_path):
-        oracle = quiet_oracle(tmp_path, max_trials=2)
-        trials = [oracle.create_trial(name) for name in "abc"]
-        assert [t.status for t in trials] == ["RUNNING", "RUNNING", "IDLE"]
-        for name in "abc":
-            for trial in list(oracle.ongoing_trials.values()):
-                report(oracle, trial, EASY)
-            assert oracle.create_trial(name).status == "STOPPED"
-        assert [t.trial_id for t in trials[:2]] == ["0", "1"]
 
 
 class TestWarmStart:
@@ -396,14 +341,6 @@ class TestWarmStart:
         assert tuner.ran == search(tmp_path / "cold", stages, (4, 4)).ran
         frame = trace_of(tuner.oracle)
         assert frame.loc[frame["trial"] == 1, "from_trial"].tolist() == ["0000", "0000"]
-
-    def test_of_the_same_width(self, tmp_path):
-        space = space_of(width=[8, 16])
-        tuner = search(tmp_path, EASY, (4,), warm_start=True, hyperparameters=space)
-        trials = tuner.oracle.trials
-        sources = [t.hyperparameters.values.get("tuner/warm_start") for t in trials.values()]
-        assert sources == [None, "0000", "0000", None, "0003", "0003"]
-        assert {outcome.status for outcome in outcomes_of(tuner.oracle)} == {"found"}
 
 
 class TestFailures:
@@ -431,12 +368,6 @@ class TestFailures:
         assert tuner.ran == [(9,), (4,), (2,), (6,), (5,)]
         assert depths_of(tuner.oracle) == tuner.ran
         assert {(t.status, t.message) for t in tuner.oracle.in_order()} == {("COMPLETED", None)}
-        assert outcomes_of(tuner.oracle)[0].blocks == (6,)
-
-    def test_as_many_in_a_row_as_allowed(self, tmp_path):
-        stages = Stages(EASY.laws, deepest=6)
-        tuner = search(tmp_path, stages, (40,), max_consecutive_failed_trials=6)
-        assert tuner.ran == [(40,), (20,), (10,), (5,), (6,)]
         assert outcomes_of(tuner.oracle)[0].blocks == (6,)
 
     def test_retries(self, tmp_path):
@@ -590,16 +521,3 @@ class TestOutcomes:
         assert (outcome.status, outcome.blocks, outcome.trial) == ("not satisfied", None, None)
         assert "stage 2 at 24 blocks" in outcome.message
         assert tuner.get_best_hyperparameters(10) == []
-
-    def test_contradictions(self, tmp_path):
-        oracle = quiet_oracle(tmp_path, (5, 10))
-        distances = {(5, 10): (0.5, 1.0), (4, 7): (0.5, 0.8), (5, 8): (0.6, 0.8), (6, 8): (1, 1)}
-        distances[5, 9] = (0.6, 0.9)
-        for setting, (first, second) in distances.items():
-            trial = oracle.create_trial("a")
-            # Whatever is asked for.
-            trial.hyperparameters.values = dict(zip(("blocks1", "blocks2"), setting, strict=True))
-            report(oracle, trial, stages_of(constant(first), constant(second)))
-        (outcome,) = outcomes_of(oracle)
-        assert (outcome.status, outcome.blocks) == ("found", (5, 10))
-        assert "the measurements contradict one another; average more" in outcome.message

@@ -238,10 +238,6 @@ class TestSameSearch:
         options = {**OPTIONS, "overwrite": True}
         assert not tuner_in(folder, building(**changes), **options).oracle.trials
 
-    def test_another_way_to_compile(self, folder, small):
-        again = searched(folder, building(run_eagerly=False), **OPTIONS)
-        assert again.outcome() == small.outcome()
-
     def test_other_trainings(self, folder, small):
         weights = {0: 2.0, 1: 1.0, 2: 1.0}
         given = {"validation_data": HELD_OUT, "batch_size": 16, "verbose": 0}
@@ -354,16 +350,6 @@ class TestData:
         loss, accuracy = net.evaluate(*HELD_OUT, verbose=0)
         assert row["val_loss"] == pytest.approx(loss, rel=1e-5)
         assert row["error"] == pytest.approx(1 - accuracy, rel=1e-5)
-
-    def test_weights_of_images(self, net, small, tmp_path):
-        """They count in the loss, not in the distances."""
-        weights = np.linspace(0, 3, 32)
-        row = only_row(fit(tuner_in(tmp_path), validation_data=(*HELD_OUT, weights)))
-        first = small.trace().iloc[0]
-        for name in (*STAGE_METRICS, "error"):
-            assert row[name] == first[name]
-        loss, _ = net.evaluate(*HELD_OUT, batch_size=16, sample_weight=weights, verbose=0)
-        assert row["val_loss"] == single(loss) != first["val_loss"]
 
 
 class TestOtherHyperparameters:

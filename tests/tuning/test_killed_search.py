@@ -113,13 +113,6 @@ def lives_ended_by_files(seed):
     return [*({"kill_at": rng.randint(1, 40), "events": ALL} for _ in range(KILLS)), {}]
 
 
-def test_the_search_that_is_killed(alone):
-    result = result_of(alone("many"))
-    assert len(result["trials"]) > TRIALS
-    assert {trial["status"] for trial in result["trials"]} == {"COMPLETED", "FAILED"}
-    assert [outcome.status for outcome in result["outcomes"]].count("found") >= 6
-
-
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(s, marks=pytest.mark.nightly) for s in range(1, 12))]
 )

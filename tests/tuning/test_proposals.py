@@ -19,7 +19,6 @@ from tuning.synthetic_search import (
     constant,
     follow_plan,
     power,
-    proportional,
     saturating,
     single,
     stages_of,
@@ -154,18 +153,6 @@ class TestProposals:
         trials, options, expected = PROPOSALS[name]
         assert proposed(*trials, **options)[: len(expected)] == expected
 
-    def test_of_two_close_depths_the_nearer_is_no_guide(self):
-        # Only 20 counts: 10 is nearer than 1 1/4 times, and 25 blocks of it would be asked for.
-        assert proposed((18, 2.4), (20, 2.5), (4, 1.0))[0] == proposed((4, 1.0), (20, 2.5))[0]
-        five = [(4, 3.5), (8, 9.0), (80, 7.0), (100, 7.0), (120, 7.0)]
-        assert proposed(*five)[0] != (8 + 80) // 2
-
-    def test_next_to_a_depth_that_meets(self):
-        # 37 meets, 30 fails; their curve has 36 expected to meet and 35 not.
-        law = saturating(3.69, 8)
-        assert proposed((4, law(4)), (30, law(30)), (38, law(38)))[0] == 37
-        assert planned((36, law(36)), (37, law(37))).status == "found"
-
     def test_stages_are_searched_side_by_side(self):
         first = planned_of({}, (4, 100)).proposals
         assert first == [(4, 100), (8, 128), (16, 100), (32, 100), (64, 100), (128, 100)]
@@ -174,11 +161,6 @@ class TestProposals:
         # The same depth twice counts as its mean.
         (depth, _), *_ = planned_of({(4, 4): (2.0, 3.0), (4, 30): (4.0, 2.9)}).proposals
         assert depth == 30
-
-    def test_a_stage_that_is_settled_stays(self):
-        trials = {(4, 4): (3.7, 0.4), (37, 3): (3.7, 0.4)}
-        assert planned_of(trials).proposals[0] == (36, 4)
-        assert planned_of({**trials, (36, 4): (3.7, 0.4)}).proposals == [(37, 4)]
 
     def test_a_stage_of_which_nothing_was_measured_fails(self):
         assert not Measurement(1, 0, 0.0).meets(EPSILON)
@@ -239,11 +221,6 @@ class TestEnd:
         else:
             assert told == expected
 
-    def test_other_limits_than_when_it_was_trained(self):
-        found = planned((4, 0.9), (9, 0.9), limits=(1, 6))
-        assert all(depth in (5, 6) for (depth,) in found.proposals)
-        assert planned((4, 0.3), (3, 0.3), limits=(6, 10)).proposals[0] == (6,)
-
     @pytest.mark.parametrize("tolerance", [0, 1, 3])
     def test_as_deep_as_the_tolerance_at_most(self, tolerance):
         for seed in range(40):
@@ -259,25 +236,6 @@ class TestEnd:
             for depth, least in zip(found.best, answer, strict=True):
                 assert least <= depth <= least + tolerance
 
-    def test_a_stage_that_never_meets(self):
-        stages = stages_of(constant(0.5), proportional(0.2), proportional(0.1001))
-        found, settings = follow_plan(stages, (4, 4, 4))
-        assert (found.status, found.best, found.capped) == ("not satisfied", None, [2, 3])
-        assert max(depth for _, depth, _ in settings) == 128
-        assert len(settings) <= 4
-        # As far as its own limit.
-        stages = stages_of(constant(3.0), constant(3.0))
-        found, settings = follow_plan(stages, (4, 4), limits=[(1, 128), (2, 29)])
-        assert (found.status, found.capped) == ("not satisfied", [2])
-        assert max(second for _, second in settings) == 29
-
-    @pytest.mark.parametrize("slope", [0.1, 0.1001, 0.5, 40.0])
-    def test_runaway(self, slope):
-        found, settings = follow_plan(stages_of(proportional(slope)), (2,))
-        ends = ("found", (1,), []) if slope == EPSILON else ("not satisfied", None, [1])
-        assert (found.status, found.best, found.capped) == ends
-        assert len(settings) <= 5
-
 
 class TestFailed:
     """Settings that could not be trained: too much memory, diverged."""
@@ -292,17 +250,6 @@ class TestFailed:
         found, settings = follow_plan(stages_of(constant(0.6), deepest=6), (8,))
         assert (found.status, found.best) == ("found", (6,))
         assert settings == [(8,), (4,), (6,), (5,)]
-
-    def test_a_stage_that_was_as_deep_elsewhere_is_not_held_back(self):
-        trials = {(4, 4): (3.0, 1.0), (30, 9): (3.0, 1.0)}
-        for failed in ([(30, 10)], [(31, 10)], [(31, 10), (30, 10)]):
-            found = planned_of(trials, failed=failed)
-            assert found.status == "searching"
-            # The second stage must have ten at least; so the first has fewer.
-            assert all(first < 30 or second < 10 for first, second in found.proposals)
-        # Both stages fail with one block less than what could not be trained.
-        found = planned_of(trials, failed=[(5, 10)])
-        assert (found.status, found.proposals) == ("failed", [])
 
     @pytest.mark.parametrize(
         ("answer", "start", "most"),

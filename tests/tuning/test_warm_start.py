@@ -138,15 +138,6 @@ class TestPlaces:
         if len(old) > 1:
             assert sources_of(shallow, deep, 1) == [*range(old[0]), *[None] * (young[0] - old[0])]
 
-    @pytest.mark.parametrize("transition", ["convolution", "downsampling_block"])
-    def test_stem_transitions_and_head(self, transition):
-        networks = pair((1, 1), (2, 3), transition=transition)
-        interleave(*networks)
-        sections = [network.sections() for network in networks]
-        layers = [[*stem, *head, stages[1][0]] for stem, stages, head in sections]
-        for layer, deep_layer in zip(*layers, strict=True):
-            assert equal(weights(layer), weights(deep_layer))
-
 
 def last_layer(unit):
     """The name of the layer with weights that ends the branch."""
