@@ -289,6 +289,39 @@ def test_labels_with_a_share_of_predictions_are_those_of_the_definition():
     assert seen[0]["loss"] == pytest.approx(expected, rel=1e-3)
 
 
+def at_its_end():
+    return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 1))
+
+
+def several():
+    return keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(keras.optimizers.SGD(), {".*kernel": keras.optimizers.Adam()})
+    )
+
+
+@pytest.mark.eager
+@pytest.mark.filterwarnings("ignore:The network is no better")
+@pytest.mark.filterwarnings("ignore:The smaller network")
+@pytest.mark.parametrize(
+    ("optimizer", "distil"),
+    [(several, 0.0), pytest.param(at_its_end, 0.5, marks=pytest.mark.nightly)],
+)
+def test_training_takes_what_the_model_was_compiled_with(optimizer, distil):
+    """Functions of one's own, and an optimizer like that of the model, from the first step on."""
+    net, data, _ = net_and_batches()
+    loss = keras.losses.sparse_categorical_crossentropy
+    options = {"metrics": [lambda labels, outputs: keras.ops.max(outputs, axis=-1)]}
+    net.compile(optimizer(), lambda labels, outputs: 2 * loss(labels, outputs), **options)
+    net.fit(*data, epochs=2, verbose=0)
+    smaller, _ = surgery.prune(
+        net, data, blocks=1, by="l2_ratio", test=data, epochs=1, distil=distil, batch_sizes=()
+    )
+    assert [int(one.optimizer.iterations) for one in (net, smaller)] == [2, 1]
+    outputs = smaller.predict(data[0], verbose=0)
+    expected = [2 * np.mean(loss(data[1], outputs)), outputs.max(axis=-1).mean()]
+    np.testing.assert_allclose(smaller.evaluate(*data, verbose=0), expected, rtol=1e-5)
+
+
 NET = functools.cache(lambda: net_and_batches()[0])
 BATCH = functools.cache(lambda: random_batch(NET(), images=8))
 
@@ -330,6 +363,7 @@ REFUSED = {
         ({"optimizer": "sgd"}, "optimizer"),
         ({"optimizer": "sdg", "epochs": 1}, "optimizer"),
         ({"optimizer": 3, "epochs": 1}, "optimizer"),
+        ({"optimizer": lambda: trained().optimizer, "epochs": 1}, "optimizer"),
         ({"callbacks": [keras.callbacks.History()]}, "callbacks"),
         ({"model": uncompiled, "epochs": 1}, "model"),
         ({"model": at_rate_zero, "epochs": 1}, "optimizer"),

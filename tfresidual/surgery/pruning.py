@@ -87,8 +87,9 @@ def prune(
             of `data`, if there is some; also after the training, which may be too short for moving
             averages.
         epochs: int, 0 or more, of training after it.
-        optimizer: for this training; by default a new one with the configuration of that of
-            `model`: with the learning rate it has now, or its schedule from the first step on.
+        optimizer: for this training, one that has trained nothing yet; by default a new one with
+            the configuration of that of `model`: with the learning rate it has now, or its schedule
+            from the first step on.
         distil: float from 0 to 1, the share of the predictions of `model` in the labels of this
             training. The loss is then the cross-entropy with (1 - distil) label + distil prediction
             whatever `model` was compiled with; for outputs that are one row of classes per image.
@@ -111,7 +112,7 @@ def prune(
     """
     check_number("distil", distil, at_least=0, at_most=1)
     chain = chain_of(model)
-    optimizer = _checked_training(model, epochs, optimizer, distil, callbacks)
+    options = _checked_training(model, epochs, optimizer, distil, callbacks)
     if test is None:
         data, test = halves(data)
     try:
@@ -136,7 +137,7 @@ def prune(
     judge = Judge(chain, test, memory_limit)
     made, frame = planned(model, frame, data, judge, statistics)
     if epochs:
-        _train(made, model, chain, data, test, epochs, optimizer, distil, callbacks, progress)
+        _train(made, chain, data, test, epochs, options, distil, callbacks, progress)
         settled(made, data, judge.chain, statistics)
         frame = judge.added(frame, made, TUNED)
     return Pruned(made, frame)
@@ -210,51 +211,55 @@ class Judge:
 
 
 def _checked_training(model, epochs, optimizer, distil, callbacks):
-    """Returns the optimizer of a training, or `None` for that of the model; raises its errors."""
+    """Returns what `compile` is given for a training; raises the errors of its arguments."""
     if not epochs:
         for name, value in (("optimizer", optimizer), ("distil", distil), ("callbacks", callbacks)):
-            if value is not None and not (isinstance(value, float) and value == 0) and value != ():
+            if value:
                 raise ArgumentError(name, "not be given without `epochs`", value)
         return None
-    if not model.compiled:
+    compiled = getattr(model, "_compile_config", None)
+    if compiled is None:
         raise ArgumentError("model", "be compiled, to be trained", received=f"{model.name}")
     if distil and [len(tensor.shape) for tensor in model.outputs] != [2]:
         raise ArgumentError(
             "distil", "be 0 unless the network has one row of classes per image", distil
         )
-    if optimizer is None:
-        rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
-        if not rate > 0:
-            raise ArgumentError(
-                "optimizer",
-                f"be given: that of {model.name} has a learning rate of {rate:g}",
-                optimizer,
-            )
-        return None
+    own = compiled.config["optimizer"]
     try:
-        return keras.optimizers.get(optimizer)
-    except (ValueError, TypeError) as error:
-        raise ArgumentError("optimizer", "be one of Keras, or its name", optimizer) from error
+        new = keras.optimizers.get(optimizer) or type(own).from_config(own.get_config())
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            "optimizer",
+            f"be one of Keras, or its name, and given if that of {model.name} cannot be made anew",
+            optimizer,
+        ) from error
+    if new.built or new.get_config().get("learning_rate") == 0:
+        raise ArgumentError(
+            "optimizer",
+            "be given, with a learning rate over 0, and have trained no other network",
+            received=f"{new.name}, built={new.built}",
+        )
+    # Losses and metrics are the same objects.
+    return compiled.config | {"optimizer": new}
 
 
-def _train(made, model, chain, data, test, epochs, optimizer, distil, callbacks, progress):
+def _train(made, chain, data, test, epochs, options, distil, callbacks, progress):
     """Trains a smaller model further, on labels that hold a share of the predictions of another."""
-    if optimizer is not None:
-        made.optimizer = optimizer
-    options = {"epochs": epochs, "callbacks": list(callbacks), "verbose": "auto" if progress else 0}
+    fit = {"epochs": epochs, "callbacks": list(callbacks), "verbose": "auto" if progress else 0}
+    made.compile(**options)
     if not distil:
         is_pair = isinstance(data, (tuple, list))
         # Data in batches does its own shuffling.
-        arguments = {"validation_data": _validation(test), "shuffle": is_pair} | options
-        made.fit(*(data if is_pair else (data,)), **arguments)
+        fit |= {"validation_data": _validation(test), "shuffle": is_pair}
+        made.fit(*(data if is_pair else (data,)), **fit)
         return
-    own = made.optimizer
     is_label = chain.outputs.startswith("label") or made.outputs[0].shape[-1] == 1
     kind = keras.losses.BinaryCrossentropy if is_label else keras.losses.CategoricalCrossentropy
-    made.compile(own, kind(from_logits=chain.outputs.endswith("logits")), metrics=["accuracy"])
+    loss = kind(from_logits=chain.outputs.endswith("logits"))
+    made.compile(options["optimizer"], loss, metrics=["accuracy"])
     softened = _Softened(chain, data, distil, is_label)
-    made.fit(softened.batches(), steps_per_epoch=softened.count(), shuffle=False, **options)
-    made.compile_from_config(model.get_compile_config())
+    made.fit(softened.batches(), steps_per_epoch=softened.count(), shuffle=False, **fit)
+    made.compile(**options)
 
 
 def _validation(test):
