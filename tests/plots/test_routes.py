@@ -6,7 +6,15 @@ Not covered: how they look; that was judged by eye.
 import numpy as np
 import pytest
 from plots import make_frames as make
-from plots.read_figures import by_label, legend_texts, levels, lines_with, metric_lines, named
+from plots.read_figures import (
+    by_label,
+    legend_texts,
+    levels,
+    lines_with,
+    metric_lines,
+    named,
+    points,
+)
 
 from tfresidual import plots
 
@@ -172,25 +180,28 @@ class TestFixedPoint:
 
 class TestConvergenceIndices:
     def test_a_dot_per_stage_split_and_basis(self):
-        frame = make.index_frame(splits=("train", "validation", "test", "held out"))
+        splits = ("train", "validation", "test", "held out")
+        frame = make.index_frame(splits=splits)
         frame.loc[0, "divergence_index"] = -1.5
         frame.loc[1, "recurrence_index"] = np.inf
         figure = plots.convergence_indices(frame.sample(frac=1.0, random_state=1))
         for axes, index in zip(figure.axes, INDICES, strict=True):
             drawn = [
-                (line.get_label().split(",")[0], line.get_markerfacecolor() != "none", y)
+                (*line.get_label().split(", ")[:2], line.get_markerfacecolor() != "none", round(x))
                 for line in metric_lines(axes)
-                for y in line.get_ydata()
-                if np.isfinite(y)
+                for x in points(line)
             ]
-            rows = frame[np.isfinite(frame[index])].assign(stage=frame["stage"].map(name_of))
-            rows["basis"] = rows["basis"] == "labels"
-            expected = rows[["stage", "basis", index]].itertuples(index=False, name=None)
+            rows = frame[np.isfinite(frame[index])]
+            stages = ["mean", 1, 2, 3]
+            expected = [
+                (split, basis, basis == "labels", stages.index(stage))
+                for split, basis, stage in zip(rows.split, rows.basis, rows.stage, strict=True)
+            ]
             assert sorted(drawn) == sorted(expected)
-            assert list(named(axes).values()) == ["train", "validation", "test", "held out"]
-            assert [line.get_xdata()[0] for line in lines_with(axes, "border")] == [1.5, 3.5, 5.5]
-        bases = ["basis: labels", "basis: agreement"]
-        assert legend_texts(figure) == ["mean", *STAGES, *bases]
+            assert list(named(axes).values()) == ["mean", *STAGES]
+            heights = sorted(y for line in metric_lines(axes) for y in points(line).values())
+            assert heights == sorted(rows[index])
+        assert legend_texts(figure) == [*splits, "labels", "agreement"]
 
 
 class TestBorderline:

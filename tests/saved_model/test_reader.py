@@ -346,14 +346,8 @@ def change_layout(folder, **changes):
 
 
 DAMAGES = {
-    "an empty graph": lambda net: (net / "saved_model.pb").write_bytes(b""),
-    "no graph": lambda net: (net / "saved_model.pb").unlink(),
-    "no values": lambda net: shutil.rmtree(net / "variables"),
     "no layout": lambda net: (net / LAYOUT_FILE).unlink(),
-    "half a layout": lambda net: (net / LAYOUT_FILE).write_text('{"format": 1'),
     "another format": lambda net: change_layout(net, format=9),
-    "pieces that are not there": lambda net: change_layout(net, pieces=["stem", "nothing"]),
-    "an unknown loss": lambda net: change_layout(net, loss={"loss": "nothing", "config": None}),
 }
 
 

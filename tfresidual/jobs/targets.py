@@ -79,21 +79,9 @@ def settings_for(target, path, changes):
             target=str(target),
             data=None,
         )
-    unknown = set(changes) - {field.name for field in dataclasses.fields(Settings)}
-    if unknown:
-        raise ArgumentError(
-            "changes",
-            "hold fields of `tfresidual.jobs.settings.Settings`",
-            received=f"{', '.join(map(repr, sorted(unknown)))}",
-        )
     changes = completed
     settings = dataclasses.replace(settings, **_other_source(settings, changes), **changes)
-    try:
-        datasets.describe(settings.data)
-    except ValueError as error:
-        raise ArgumentError(
-            "data", "name a dataset, see `tfresidual.datasets.load`", settings.data
-        ) from error
+    describe(settings)
     return settings
 
 

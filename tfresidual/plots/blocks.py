@@ -1,11 +1,11 @@
 """Figures of the blocks, and of the states before and after them.
 
-Each function draws a frame of a probe as `tfresidual.plots.draw` says. Figures of states (`lens`,
-`attribution` and `patching`) begin with block -1, the state before the first block of a stage, and
-leave out states without a value. II is Jastrzebski et al., "Residual Connections Encourage
-Iterative Inference", 2018; PI is Hauser, "On Residual Networks Learning a Perturbation from
-Identity", 2019; IC is "Iterative convergent computation is not a useful inductive bias for
-ResNets".
+Each function draws a frame of a probe as `tfresidual.plots.draw` says, mostly the column of its
+name. Figures of states (`lens`, `attribution` and `patching`) begin with block -1, the state before
+the first block of a stage, and leave out states without a value. II is Jastrzebski et al.,
+"Residual Connections Encourage Iterative Inference", 2018; PI is Hauser, "On Residual Networks
+Learning a Perturbation from Identity", 2019; IC is "Iterative convergent computation is not a
+useful inductive bias for ResNets".
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ def cosine_loss(frame: Frame) -> Figure:
     """Draws the cosine between every block's output and the gradient of the loss (II figure 4).
 
     Below zero, what a block adds points to where the loss falls, in the mean over the images.
-
-    Args:
-        frame: Frame with the column `cosine_loss`, and optionally `cosine_loss_se`.
     """
     return draw(frame, "cosine_loss")
 
@@ -39,9 +36,6 @@ def readout_cosine_loss(frame: Frame) -> Figure:
 
     The loss is that of the head applied directly to the block's input, which is possible only in
     the last stage; stages without any value are left out.
-
-    Args:
-        frame: Frame with the column `readout_cosine_loss`.
     """
     return draw(frame, "readout_cosine_loss")
 
@@ -50,28 +44,17 @@ def l2_ratio(frame: Frame) -> Figure:
     """Draws the size of every block's output relative to its input (II figures 2 and 14).
 
     The smaller the ratio, the more accurate is a first-order approximation of the block's effect.
-
-    Args:
-        frame: Frame with the column `l2_ratio`.
     """
     return draw(frame, "l2_ratio")
 
 
 def gradient_norm(frame: Frame) -> Figure:
-    """Draws the norm of the gradient of the loss at every block's input (II figure 8).
-
-    Args:
-        frame: Frame with the column `gradient_norm`.
-    """
+    """Draws the norm of the gradient of the loss at every block's input (II figure 8)."""
     return draw(frame, "gradient_norm")
 
 
 def perturbation(frame: Frame) -> Figure:
-    """Draws how far every block moves the state (PI figure 2).
-
-    Args:
-        frame: Frame with the column `perturbation`.
-    """
+    """Draws how far every block moves the state (PI figure 2)."""
     return draw(frame, "perturbation")
 
 
@@ -90,9 +73,6 @@ def readout(frame: Frame) -> Figure:
     """Draws the error after every block, with the rest of its stage skipped (II figure 5).
 
     At the last block of a stage, this is the error of the whole network.
-
-    Args:
-        frame: Read-out frame with the column `error`.
     """
     return draw(frame, "readout")
 
@@ -101,18 +81,12 @@ def drop_blocks(frame: Frame) -> Figure:
     """Draws the error of the network without one block, for every block (II figures 3 and 12).
 
     A dotted line per split marks the error with no block dropped.
-
-    Args:
-        frame: Dropped blocks frame with the columns `error` and `unperturbed_error`.
     """
     return draw(frame, "drop_blocks")
 
 
 def block_importance(frame: Frame) -> Figure:
     """Draws how much the network needs each of its blocks, a panel per criterion.
-
-    Args:
-        frame: Frame of `tfresidual.probes.block_importance`.
 
     Reference:
         Men et al. 2024, https://arxiv.org/abs/2403.03853; Gromov et al. 2024,
@@ -128,9 +102,6 @@ def first_order(frame: Frame) -> Figure:
     the lower panel their rank correlations with the change over the images. If one block changes
     the loss by far more than most, the axis of the upper panel is logarithmic on both sides of a
     linear part around 0.
-
-    Args:
-        frame: Frame of `tfresidual.probes.first_order`.
     """
     return draw(frame, "first_order")
 
@@ -140,9 +111,6 @@ def line_element(frame: Frame) -> Figure:
 
     The lower panel shows the part of the displacement across the layers, and the part that the rest
     of the network makes of it at the last state.
-
-    Args:
-        frame: Frame of `tfresidual.probes.line_element`.
     """
     return draw(frame, "line_element")
 
@@ -152,9 +120,6 @@ def signal_propagation(frame: Frame) -> Figure:
 
     The norms are on logarithmic axes, where a norm of 0 leaves a gap. Several epochs give a line
     per epoch, from dark (first) to light (last), dashed for the splits after the first.
-
-    Args:
-        frame: Frame of `tfresidual.probes.signal_propagation`.
 
     Reference:
         He et al., "Identity Mappings in Deep Residual Networks", 2016, sections 2 and 3; for the
@@ -182,9 +147,6 @@ def lens(frame: Frame) -> Figure:
 
     The panels show the mean cross-entropy (with the entropy of the prediction, dashed), the mean
     divergence of the network's prediction from it, and the mean rank of the label.
-
-    Args:
-        frame: Frame of `tfresidual.probes.lens`.
     """
     return draw(frame, "lens")
 
@@ -194,9 +156,6 @@ def attribution(frame: Frame) -> Figure:
 
     The upper panel has a bar for the first state, for every block and for the head; the lower one
     shows the sum of the parts so far, which ends at the logit.
-
-    Args:
-        frame: Frame of `tfresidual.probes.attribution`.
     """
     return draw(frame, "attribution")
 
@@ -208,9 +167,6 @@ def patching(frame: Frame) -> Figure:
     the logit of the other run with it. If the frame has the column `position`, a panel per split
     shows the effect of every position at every block by colour instead, white for 0; a position
     without a value is left white, too.
-
-    Args:
-        frame: Frame of `tfresidual.probes.patching`.
     """
     drawing = DRAWINGS["patching"]
     if "position" in frame:

@@ -298,14 +298,19 @@ class Maker:
             "linestyle": linestyle,
         }
         if line.mark == "dots":
-            drawn |= {"linestyle": "none", "markersize": 8.5 if label.startswith("mean") else 4.4}
+            drawn |= {"linestyle": "none", "markersize": 4.4}
             drawn |= {} if drawing.dash else {"markeredgewidth": 0, "alpha": 0.6}
         elif look.marker:
             drawn["markersize"] = (4.6 if count <= 12 else 3.5) if count <= _FEW else 2.6
             drawn["markersize"] += 1.4 * is_open
         if "seed" in rows or (is_over_epochs and count > 20):
             drawn["markevery"] = max(1, count // 8)
-        axes.plot(course.index, course["height"], label=label, **drawn)
+        places = course.index
+        if line.mark == "dots" and axis.names is not None:
+            # Beside one another.
+            count = len(self.looks) * len(self.dashes)
+            places = places + 0.14 * (number - (count - 1) / 2)
+        axes.plot(places, course["height"], label=label, **drawn)
 
     def _names(self, rows, dash):
         """Returns the names of the colour and of the dash of rows."""

@@ -38,8 +38,6 @@ _PLACES = {
 _GROUPS = ("borderline", "correct", "all")
 _METRICS = ("accuracy", "cross_entropy", "entropy")
 _BASES = ("labels", "agreement")
-# Half the width of the column of dots of one split and basis; the columns are 1 apart.
-_SPREAD = 0.32
 
 
 def route_errors(
@@ -235,9 +233,8 @@ def fixed_point(frame: Frame, *, mu: float | None = None) -> Figure:
 def convergence_indices(frame: Frame) -> Figure:
     """Draws the convergence, recurrence and divergence index of every stage, and their mean.
 
-    Each split and basis has a column of dots: a larger one for the mean, then the stages in order.
-    Dots are filled if errors are counted against the labels, and open if they are counted against
-    the predictions of the unperturbed network.
+    Splits differ in colour. Dots are filled if errors are counted against the labels, and open if
+    they are counted against the predictions of the unperturbed network.
 
     Args:
         frame: Indices frame with the columns `stage` (numbers, and "mean"), `basis` ("labels" or
@@ -248,36 +245,8 @@ def convergence_indices(frame: Frame) -> Figure:
     """
     drawing = DRAWINGS["convergence_indices"]
     table = read(frame, drawing)
-    bases = [basis for basis in _BASES if basis in set(table["basis"])]
-    splits = frames.order_splits(table["split"])
-    stages = sorted(set(table["stage"]), key=lambda stage: (stage != "mean", len(stage), stage))
-    shifts = np.linspace(-_SPREAD, _SPREAD, len(stages)) if len(stages) > 1 else [0.0]
-    column = {pair: place for place, pair in enumerate(itertools.product(splits, bases))}
-    table["place"] = [
-        column[split, basis] + shifts[stages.index(stage)]
-        for split, basis, stage in table[["split", "basis", "stage"]].itertuples(index=False)
-    ]
-    label = "index" if len(bases) > 1 or splits == [""] else f"index (basis: {bases[0]})"
-    panels = tuple(dataclasses.replace(panel, label=label) for panel in drawing.panels)
-    # The dots of agreement are open even if they are alone.
-    table["basis"] = pd.Categorical(
-        table["basis"].map("basis: {}".format), [f"basis: {basis}" for basis in _BASES]
-    )
-    figure = draw_table(table, dataclasses.replace(drawing, panels=panels))
-    for axes, panel in zip(figure.axes, panels, strict=True):
-        style.clean_axes(axes, grid="y")
-        axes.grid(False, axis="x")
-        style.index_axis(axes, table[panel.lines[0].column].to_numpy())
-        axes.set_xlim(-0.6, len(column) - 0.4)
-        axes.tick_params(axis="x", length=0)
-        if splits == [""]:
-            axes.set_xticks(range(len(column)), bases, **style.PLAIN)
-            continue
-        middles = (np.arange(len(splits)) + 0.5) * len(bases) - 0.5
-        axes.set_xticks(middles, splits, **style.PLAIN)
-        for border in middles[:-1] + len(bases) / 2:
-            axes.axvline(border, color=style.FAINT_INK, linewidth=0.8, linestyle=":", gid="border")
-    return figure
+    table["basis"] = pd.Categorical(table["basis"], _BASES)
+    return draw_table(table, drawing)
 
 
 def borderline(frame: Frame, *, along: Literal["blocks", "repetitions"] = "blocks") -> Figure:

@@ -10,10 +10,12 @@ import keras
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing.losses import single
-from tfresidual.sources.saved_model.format import UNREADABLE
 
 # The errors that Keras raises for files that it cannot read.
-DAMAGED = (*UNREADABLE, RuntimeError, zipfile.BadZipFile)
+DAMAGED = (
+    *(OSError, ValueError, KeyError, AttributeError, IndexError, TypeError, RuntimeError),
+    *(ArithmeticError, zipfile.BadZipFile),
+)
 # The note on settings that Keras does not restore, such as those of a `compile` of the user's own.
 NOT_COMPILED = (
     "the settings of `compile` cannot be loaded: the usual loss for its outputs is used instead. "

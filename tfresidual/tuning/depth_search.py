@@ -70,8 +70,6 @@ if TYPE_CHECKING:
     from tfresidual.definitions.types import Frame, Images
     from tfresidual.tuning.trace import Outcome
 
-# Errors that indicate a faulty program, not a network that cannot be trained.
-PROGRAM_ERRORS = (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError)
 # Arguments of a tuner that are passed to its oracle.
 ORACLE_ARGUMENTS = (
     *("max_retries_per_trial", "max_consecutive_failed_trials"),
@@ -290,11 +288,6 @@ class DepthSearch(BuildingTuner):
         except OSError as error:
             # keras-tuner would count the trial as failed, and print where.
             raise TrialFileError(str(error)) from error
-        except PROGRAM_ERRORS as error:
-            # The program is faulty; shallower networks will not help.
-            raise errors.FatalRuntimeError(
-                f"A trial failed with {type(error).__name__}: {error}"
-            ) from error
         return _averaged(results)
 
     def execute(

@@ -7,7 +7,6 @@ These are five names: of an oracle, `_set_project_dir` and `_display`; of a tune
 from __future__ import annotations
 
 import pathlib
-import re
 from typing import TYPE_CHECKING, Any
 
 import keras_tuner
@@ -15,24 +14,6 @@ import keras_tuner
 if TYPE_CHECKING:
     import keras
     from keras_tuner.engine.trial import Trial
-
-# The versions with which the search was tried; setup.cfg requires the same range.
-TRIED = ("1.4.7", "1.4.8")
-FIRST, BEFORE = (1, 4, 7), (1, 5)
-
-
-def check_version(version: str) -> None:
-    """Raises an `ImportError` if a version of keras-tuner is one that was not tried."""
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
-    if not FIRST <= numbers < BEFORE:
-        raise ImportError(
-            "`tfresidual.tuning` needs keras-tuner 1.4.7 or later, and below 1.5: it uses parts "
-            f"that may be others in other versions. It was tried with {' and '.join(TRIED)}. "
-            f"Received: keras-tuner {version}"
-        )
-
-
-check_version(keras_tuner.__version__)
 
 
 class PlacedOracle(keras_tuner.Oracle):

@@ -138,7 +138,10 @@ def trace_of(oracle: DepthOracle) -> Frame:
 
 
 def _rows(oracle, number, trial, found):
-    others = _columns(oracle.others_of(trial))
+    others = {
+        f"hyperparameter {name}" if name in COLUMNS else name: value
+        for name, value in oracle.others_of(trial).items()
+    }
     status = {COMPLETED: "completed", FAILED: "failed"}.get(trial.status, "running")
     is_measured = trial.status == COMPLETED
     stages = oracle.measurements(trial) if is_measured else []
@@ -163,16 +166,6 @@ def _rows(oracle, number, trial, found):
         row["meets_rule"] = measured and measured.meets(oracle.epsilon)
         rows.append(row | {"found": found} | last)
     return rows
-
-
-def _columns(others):
-    """Returns hyperparameters by column name, which omits the scope if the name stays unique."""
-    short = [name.rpartition("/")[2] for name in others]
-    taken = {name for name in short if short.count(name) > 1} | set(COLUMNS)
-    return {
-        f"hyperparameter {name}" if name in COLUMNS else name if last in taken else last: value
-        for (name, value), last in zip(others.items(), short, strict=True)
-    }
 
 
 def outcomes_of(oracle: DepthOracle) -> list[Outcome]:
@@ -280,14 +273,9 @@ def _message(oracle, plan, others, found=None):
             least = ", ".join(str(stage) for stage, (depth, low) in pairs if depth <= low)
             bound = f" (stage {least}: the smallest depth possible)" if least else ""
             return f"{reached}, and more with {less} less{bound}"
-        most = sum(plan.best)
-        shallower = [trial for trial in failed if sum(blocks(trial.hyperparameters)) < most]
-        if shallower:
-            return f"{reached}. Shallower networks could not be trained: {_reason(shallower)}"
         return (
-            f"{reached}. No shallower network that was trained meets the rule, although single "
-            "stages meet it with fewer blocks: the measurements contradict one another; average "
-            "more trainings per trial"
+            f"{reached}. Shallower networks could not be trained, or the measurements contradict "
+            "one another: average more trainings per trial"
         )
     if plan.status == "not satisfied":
         capped = ", ".join(

@@ -1,14 +1,11 @@
 """The format of a SavedModel that can be probed: its files, names and layout."""
 
-import json
 import os
 import pathlib
 import re
 
-import tensorflow as tf
-from google.protobuf.message import DecodeError
-
 from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.machine.files import read_json
 
 # The version of the format, which changes when a reader could no longer open what is written.
 FORMAT = 1
@@ -18,13 +15,6 @@ STEM, CONTEXT, HEAD, LOSS = "stem", "context", "head", "loss"
 # The functions of a block. The first is not composed of the others: in bfloat16, TensorFlow would
 # round differently than when it compiles the block as a whole.
 PARTS = ("apply", "branch", "join")
-# The errors that TensorFlow and the construction of the chain raise if something is missing or
-# damaged.
-UNREADABLE = (
-    *(OSError, ValueError, KeyError, AttributeError, IndexError, TypeError),
-    *(ArithmeticError, RecursionError),
-    *(tf.errors.OpError, DecodeError),
-)
 SERVE = "serving_default"
 # The attribute with functions that pieces call, from which readers know what is inside these.
 CALLED = "called"
@@ -89,7 +79,8 @@ def check_whole(path):
     layout_of(path)
     for pattern in (GRAPH_FILE, "variables/variables.index", "variables/variables.data-*"):
         if not any(file.stat().st_size for file in path.glob(pattern)):
-            raise damaged(path, FileNotFoundError(f"there is no {pattern} in it"))
+            must = f"be a complete SavedModel; there is no {pattern} in it"
+            raise ArgumentError("source", must, str(path))
 
 
 def layout_of(path):
@@ -109,14 +100,8 @@ def layout_of(path):
             "and write it by `tfresidual.export(model, path)`",
             str(path),
         )
-    try:
-        layout = json.loads((path / LAYOUT_FILE).read_text("utf-8"))
-        version, written_by, probing = (layout[key] for key in ("format", "tfresidual", "probing"))
-    except PermissionError:
-        # An unreadable file is not necessarily damaged.
-        raise
-    except UNREADABLE as error:
-        raise damaged(path, error) from error
+    layout = read_json(path / LAYOUT_FILE)
+    version, written_by, probing = (layout[key] for key in ("format", "tfresidual", "probing"))
     if version != FORMAT:
         raise ArgumentError(
             "source",
@@ -131,18 +116,3 @@ def layout_of(path):
             str(path),
         )
     return layout
-
-
-def damaged(path, error):
-    """Returns the error of a SavedModel that cannot be opened: damaged, or where it is."""
-    if unusual := _unusual_in(str(path)):
-        return ArgumentError(
-            "source", f"be a path that TensorFlow can open. {unusual} Rename it", str(path)
-        )
-    reason = str(error).strip().splitlines()
-    return ArgumentError(
-        "source",
-        f"be a complete SavedModel; this one is damaged or incomplete ({type(error).__name__}: "
-        f"{reason[0] if reason else ''})",
-        str(path),
-    )

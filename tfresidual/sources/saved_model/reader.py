@@ -21,9 +21,7 @@ from tfresidual.sources.saved_model.format import (
     PARTS,
     SERVE,
     STEM,
-    UNREADABLE,
     block_name,
-    damaged,
     layout_of,
     transition_name,
 )
@@ -42,13 +40,10 @@ def saved_model_chain(path: StrPath) -> Chain:
     """
     path = pathlib.Path(path)
     layout = layout_of(path)
-    try:
-        root = load(str(path))
-        pieces = {name: _Piece(root, name) for name in layout["pieces"]}
-        parameters = [root.parameters[place] for place in range(layout["parameters"])]
-        return _chain(layout, pieces, parameters, root)
-    except UNREADABLE as error:
-        raise damaged(path, error) from error
+    root = load(str(path))
+    pieces = {name: _Piece(root, name) for name in layout["pieces"]}
+    parameters = [root.parameters[place] for place in range(layout["parameters"])]
+    return _chain(layout, pieces, parameters, root)
 
 
 class _Piece:
