@@ -7,12 +7,14 @@ import dataclasses
 import functools
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
 from reference import sequences
 from reference.decoder import Decoder
+from reference.encoder import Encoder
 from reference.inverse_problem import points
 from reference.plane import anchored_chain, at, chain_of, plane_chain
 from reference.random_network import random_batch, random_network
@@ -200,8 +202,17 @@ def test_values(name):
 
 
 # Arguments that do not fit together, and chains that a probe has nothing to measure in.
+def encoders():
+    inputs = keras.Input((5, 4))
+    return keras.Model(inputs, keras.layers.Dense(2)(Encoder()(Encoder()(inputs))[:, 0]))
+
+
 COUNTING = counting_chain(lambda n: n[:, 0] * 0, 2, changes=[(1, 1)])
 CALLS = {
+    "blocks that are numbered in two ways": (
+        lambda: probes.block_importance(encoders(), at(1, 2)),
+        "chain",
+    ),
     "readout of no chain": (lambda: probes.readout(3, at(1, 2)), "source"),
     "weights of no chain": (lambda: probes.weight_deviations(3), "source"),
     "trajectories of no chain": (lambda: probes.trajectories(None, points()), "source"),

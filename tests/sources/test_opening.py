@@ -246,6 +246,25 @@ def test_layers_that_cannot_be_chosen(build, kwargs, must, received):
     assert must in str(caught.value) and received in str(caught.value)
 
 
+class Sized(layers.Layer):
+    """Adds a branch that must know how many positions there are."""
+
+    def call(self, inputs):
+        return inputs + ops.tanh(inputs) * ops.ones(inputs.shape[1:])
+
+    def compute_output_spec(self, inputs):
+        return keras.KerasTensor(inputs.shape, inputs.dtype)
+
+
+def test_layers_that_need_a_size_ask_for_inputs():
+    inputs = keras.Input((None, 4))
+    model = keras.Model(inputs, layers.GlobalAveragePooling1D()(Sized()(Sized()(inputs))))
+    with refused("inputs"):
+        tfr.chain(model, expand_nested=True)
+    chain = tfr.chain(model, inputs=np.zeros((1, 3, 4), "float32"))
+    assert len(chain.blocks) == 2 and chain.notes[-1].startswith("opened layers")
+
+
 class Gated(layers.Layer):
     """Adds a branch times a gate, as it is or after a function of it."""
 

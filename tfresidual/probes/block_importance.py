@@ -94,7 +94,7 @@ def block_importance(
     by, run = checked_criteria(by), check_int("run", run, at_least=1)
     check_memory_limit(memory_limit)
     needs_labels = {"loss", "first_order"} & set(by)
-    chain = scored_chain(chain) if needs_labels else sources.chain(chain)
+    chain = scored_chain(chain) if needs_labels else sources.numbered(chain)
     parts = []
     if "loss" in by:
         frame = drop_blocks(chain, data, memory_limit=memory_limit, progress=progress)

@@ -71,7 +71,7 @@ def block_metrics(
         after `block`, and there are no standard errors and no share; with `per_position` too,
         `position` follows.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     function = functools.partial(block_values, chain)
     return measure(
         chain,

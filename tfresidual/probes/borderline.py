@@ -116,7 +116,7 @@ def borderline(
     Reference:
         Jastrzebski et al. 2018, sections 4.3 and 4.4, fig. 6 and 7.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     check_arguments(blocks, times, probability, groups)
     check_scale(scale)
     curves = _curves(chain, blocks, times, scale)

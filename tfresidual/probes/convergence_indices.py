@@ -145,7 +145,7 @@ def convergence_frames(
         ValueError: if an argument cannot be used, or the network is not better than chance, unless
             `at_chance` is `"nan"`.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     check_times(times)
     check_chance(chance)
     check_choice("reading", reading, READINGS)

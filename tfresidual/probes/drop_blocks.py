@@ -67,7 +67,7 @@ def drop_blocks(
         https://arxiv.org/abs/2211.00593; Chan et al. 2022, "Causal scrubbing".
     """
     check_choice("fill", fill, FILLS)
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     if fill == ZERO and not keep_norm:
         return frame_of_rows(chain, data, rows_of(chain), memory_limit, progress)
     check_scored(chain)

@@ -50,7 +50,7 @@ def weight_deviations(chain: Chain | ChainSource, *, first_block: int = 0) -> Fr
         C.1, fig. 7c.
     """
     rows = []
-    for weights in _coupled(sources.chain(chain), first_block):
+    for weights in _coupled(sources.numbered(chain), first_block):
         values = np.abs(normalized_deviations(_values(weights)))
         for weight, deviations in zip(weights, values, strict=True):
             rows.append(
@@ -101,7 +101,7 @@ def effective_parameters(chain: Chain | ChainSource, *, first_block: int = 0) ->
         "Iterative convergent computation is not a useful inductive bias for ResNets", appendix
         C.1, fig. 7b.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     raw = sum(_size(weight) for weight in {id(w): w for w in chain.weights}.values())
     coupled, of_one_block, deviations = 0, 0, 0.0
     for weights in _coupled(chain, first_block):

@@ -74,7 +74,7 @@ def evaluate_routes(
         row per route and image, with `image` (from 0; and `position`, for outputs per position)
         after `route` and `margin` after `agreement`.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     routes = checked_routes(chain, routes)
     frames = {}
     for split, part in splits_of(data).items():

@@ -83,7 +83,7 @@ def fixed_point(
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
         4.2 (Banach's fixed point theorem).
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     check_times(times)
     stages = [stage for stage in chain.stages if stage.can_repeat]
     if not stages:

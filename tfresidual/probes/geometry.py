@@ -190,7 +190,7 @@ def line_element(
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 3 and 12.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     function = functools.partial(_line_elements, chain)
     return measure(
         chain,
@@ -316,7 +316,7 @@ def _run_over(chain, name, function, data, progress):
 
 def _checked_chain(chain, stage, block):
     """Returns the chain; raises a `ValueError` unless it has such a block."""
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     check_int("stage", stage, at_least=1)
     check_int("block", block, at_least=0)
     if stage > len(chain.stages) or block >= len(chain.stages[stage - 1].blocks):

@@ -56,7 +56,7 @@ def lipschitz(chain: Chain | ChainSource, *, progress: bool = False) -> Frame:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
         4.2 and appendix E.1. The paper prints the divisor's quotient upside down.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     blocks = bounded_blocks(chain)
     if chain.prepare is not None:
         chain.prepare()

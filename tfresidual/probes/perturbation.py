@@ -50,7 +50,7 @@ def perturbation(
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 2 and 3,
         fig. 2 and 5.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     function = functools.partial(perturbation_values, chain)
     return measure(
         chain,
@@ -96,7 +96,7 @@ def computational_distance(
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 4 and 11,
         fig. 3, 4, 6 and 7.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     frame = perturbation(chain, data, per_position=per_position, progress=progress)
     return distances_of(frame, chain=chain)
 

@@ -29,7 +29,7 @@ COUNTED = "counted"
 
 def scored_chain(source):
     """Returns the chain of a probe that reads predictions."""
-    chain = sources.chain(source)
+    chain = sources.numbered(source)
     check_scored(chain)
     check_blocks(chain)
     return chain

@@ -48,7 +48,7 @@ def readout(
         "Iterative convergent computation is not a useful inductive bias for ResNets", fig. 2a
         and 6b, c; Jastrzebski et al. 2018, section 4.2 and fig. 5 for the last stage.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     tables = {"readout": rows_of(chain)}
     return frames_of_rows(chain, data, tables, memory_limit, progress)[0]["readout"]
 

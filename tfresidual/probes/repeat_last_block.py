@@ -103,7 +103,7 @@ def repeat_last_block(
         Jastrzebski et al. 2018, section 4.4 and fig. 20; "Iterative convergent computation is not
         a useful inductive bias for ResNets", section 3.3 and fig. 2a, 6b, c.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     if stages is not None:
         stages = check_ints("stages", stages, at_least=1)
         if max(stages) > len(chain.stages):

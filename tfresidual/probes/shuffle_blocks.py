@@ -62,7 +62,7 @@ def shuffle_blocks(
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431, on reordering.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     swaps = check_ints("swaps", swaps, at_least=1)
     rng = np.random.default_rng(seed)
     rows = []

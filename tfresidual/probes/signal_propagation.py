@@ -89,7 +89,7 @@ def signal_propagation(
         He et al. 2016, https://arxiv.org/abs/1603.05027, section 2 and 3; Jastrzebski et al.
         2018, https://arxiv.org/abs/1710.04773, section 4.5, fig. 8 and 9.
     """
-    chain = sources.chain(chain)
+    chain = sources.numbered(chain)
     function = functools.partial(_batch_values, chain)
     return measure(
         chain,

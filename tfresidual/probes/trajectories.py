@@ -79,7 +79,7 @@ def trajectories(
     if isinstance(chain, InverseProblemNetwork):
         chain = inverse_problem_chain(chain)
     else:
-        chain = sources.chain(chain)
+        chain = sources.numbered(chain)
     _check_chain(chain)
     inputs = _checked_points("inputs", inputs)
     if routes is None:

@@ -1,5 +1,5 @@
 """The sources from which a chain can be made."""
 
-from tfresidual.sources.dispatch import chain
+from tfresidual.sources.dispatch import chain, numbered
 
-__all__ = ["chain"]
+__all__ = ["chain", "numbered"]

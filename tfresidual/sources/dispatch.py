@@ -149,6 +149,23 @@ def chain(
     return dataclasses.replace(_declared(found, source, outputs, positions), strategy=wanted)
 
 
+def numbered(source: Chain | ChainSource) -> Chain:
+    """Returns the chain of a source for what gives numbers of blocks, or takes them.
+
+    Raises:
+        ValueError: if blocks are inside layers or whole layers, and the source is not a chain yet.
+    """
+    found = chain(source)
+    if found is not source and any(block.inside for block in found.blocks):
+        raise ArgumentError(
+            "chain",
+            "be made by `tfresidual.chain` for a network whose blocks are in layers, or whole "
+            "layers: how blocks are numbered depends on which layers are opened",
+            received=f"the network {found.name}",
+        )
+    return found
+
+
 def _declared(found, source, outputs, positions):
     """Returns a chain with what is declared of its outputs, unless that is `None`."""
     changes = {}

@@ -118,9 +118,13 @@ def _division(model, blocks, expand_nested, inputs):
     except Exception as error:
         # Code written by others may raise any error on symbolic tensors.
         division = None if expand_nested is not None else _whole_layers(whole, opens)
+        has_open = inputs is None and None in [n for one in whole.inputs for n in one.shape[1:]]
+        if division is None and has_open:
+            raise ArgumentError(
+                "inputs", "be given: layers could not be opened for inputs of any size", inputs
+            ) from error
         if division is None:
             raise
-        has_open = None in [size for tensor in whole.inputs for size in tensor.shape]
         hint = f"; {OPENS_WITH_INPUTS}" if has_open else f": {_first_line(error)}"
         return division, (f"layers are whole blocks, not opened{hint}",)
 
