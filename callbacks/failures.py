@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from typing import TYPE_CHECKING
 
 from tfresidual.definitions.arguments import check_choice
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from tfresidual.definitions.types import OnError
 
 ON_ERROR = ("warn", "raise")
-NUMBER = r"\b(?:nan|inf)\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 
 
 class GoesOn:
@@ -23,7 +21,7 @@ class GoesOn:
 
     Attributes:
         on_error: `"warn"` or `"raise"`.
-        warned_of: the causes that this training has warned of, without their numbers.
+        warned_of: what this training has warned of: what was lost, by errors of which class.
     """
 
     on_error: OnError = "warn"
@@ -32,7 +30,7 @@ class GoesOn:
         """Sets what happens; raises a `ValueError` if it is none of both."""
         check_choice("on_error", on_error, ON_ERROR)
         self.on_error = on_error
-        self.warned_of: set[str] = set()
+        self.warned_of: set[tuple[str, type[Exception]]] = set()
 
     @contextlib.contextmanager
     def going_on(self, lost: str) -> Iterator[None]:
@@ -42,12 +40,10 @@ class GoesOn:
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            cause = f"{type(error).__name__}: {error}"
-            # The same failure may have other numbers in each epoch.
-            kind = re.sub(NUMBER, "0", f"{lost}: {cause}")
+            kind = lost, type(error)
             if kind not in self.warned_of:
                 self.warned_of.add(kind)
                 warn(
                     f"{type(self).__name__} failed, and training goes on without {lost}; "
-                    f'`on_error="raise"` ends it instead. Cause: {cause}'
+                    f'`on_error="raise"` ends it instead. Cause: {type(error).__name__}: {error}'
                 )

@@ -298,6 +298,3 @@ def test_what_is_chosen_of_a_head_with_layer_normalization():
     expected = found[0].iloc[1], found[1]["attribution"].iloc[1]
     for name, value in zip(("lens_kl", "attribution"), expected, strict=True):
         assert logs[f"stage1/block0/{name}"][-1] == pytest.approx(value, rel=1e-4)
-
-
-# Arguments and networks that are refused

@@ -120,33 +120,6 @@ def test_data_that_does_not_fit_the_network(net, kind):
         is_refused(net, kind(dataset(IMAGES, labels)))
 
 
-WEIGHTS = np.array([1, 0, 2, 0, 1, 0.5], "float32")
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (lambda images, labels: (images, labels, WEIGHTS), callbacks.BlockMetrics),
-        (lambda images, labels: (images, [labels], [WEIGHTS]), callbacks.BlockMetrics),
-        (lambda images, labels: (images, labels, WEIGHTS[:, None, None]), callbacks.Readout),
-        (lambda images, labels: dataset(images, labels, WEIGHTS), callbacks.Readout),
-        (lambda images, labels: dataset(images, labels, (WEIGHTS,)), callbacks.BlockMetrics),
-    ],
-)
-def test_images_of_weight_zero_need_no_label(net, make, kind):
-    images, labels = random_batch(net, images=6)
-    times = (2 * WEIGHTS).astype(int)
-    repeated = images.repeat(times, axis=0), labels.repeat(times)
-    data = make(images, np.where(WEIGHTS == 0, -1, labels))
-    history = fit(net, kind({"weighted": data, "repeated": repeated})).history
-    found = {key: values for key, values in history.items() if key.startswith("weighted/")}
-    assert len(found) > 2
-    for key, values in found.items():
-        expected = history[key.replace("weighted/", "repeated/")]
-        assert values == pytest.approx(expected, rel=1e-4)
-
-
 # Other callbacks
 
 
@@ -163,10 +136,7 @@ def test_loggers_that_stand_before(net, tmp_path):
     probe, data = callbacks.BlockMetrics, (IMAGES, LABELS)
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     (only,) = warned(net, log, probe(data), callbacks.Readout(data))
-    assert only == (
-        "CSVLogger comes before BlockMetrics in the list of callbacks, so it records nothing "
-        "that BlockMetrics publishes. Move it after the callbacks that run probes."
-    )
+    assert only.startswith("CSVLogger comes before BlockMetrics")
     # Between two that publish it misses what the second one does.
     (only,) = warned(net, probe(data), log, callbacks.Readout(data))
     assert only.startswith("CSVLogger comes before Readout")

@@ -241,23 +241,6 @@ def test_the_loss_of_an_image_is_the_mean_over_positions_of_weight_one(reduction
     assert all(math.isnan(values_of(history, name, 0)[0]) for name in METRICS)
 
 
-def test_losses_that_layers_add_are_part_of_the_gradient_of_the_step_alone():
-    """The regularizer of the branch adds |F(h)|^2, of which Keras takes the mean over images."""
-    model = plane_model(activity_regularizer=keras.regularizers.L2(1.0))
-    model.compile(keras.optimizers.SGD(0.0), "mse")
-    chosen = [callbacks.StepMetrics(), callbacks.BlockMetrics(tuple(ROWS))]
-    with pytest.warns(UserWarning, match="include theirs"):
-        history = fit(model, ROWS, chosen)
-    images, labels = ROWS.astype(float)
-    jacobian = np.diag([1, 2.25])
-    alone = (images @ jacobian - labels) @ jacobian
-    added = 2 * images @ np.diag([0, 1.25**2])
-    for key, gradient in (("step/stage1", alone + added), ("stage1", alone)):
-        values = metrics(images, images @ jacobian, gradient)
-        for name in ("cosine_loss", "gradient_norm"):
-            assert history[f"{key}/block0/{name}"] == pytest.approx([values[name].mean()], rel=1e-5)
-
-
 def dense_model(*positions, wrap=lambda layer: layer):
     """A stem and one block, whose layers all have trained biases."""
     inputs = keras.Input((*positions, 2))

@@ -147,8 +147,12 @@ def plan(
             f"be at most {len(units)}, the blocks or layers of {chain.name} that can go",
             goal.blocks,
         )
-    if exact:
-        check_subsets(len(units), goal.blocks)
+    if exact and (subsets := math.comb(len(units), blocks)) > MOST_SUBSETS:
+        raise ArgumentError(
+            ("exact", "blocks"),
+            f"leave at most {MOST_SUBSETS:,} subsets to compare; `stages` chooses fewer blocks",
+            received=f"exact=True, blocks={blocks}, of {len(units)} blocks: {subsets:,} subsets",
+        )
     if test is None:
         data, test = halves(data)
     planner = _Planner(model, chain, data, units, batch_sizes, memory_limit, by)
@@ -156,17 +160,6 @@ def plan(
         steps = planner.exact_steps(goal.blocks) if exact else planner.steps()
         rows = planner.until(goal, steps, advance)
     return planner.judged(rows, test)
-
-
-def check_subsets(units, count):
-    """Raises a `ValueError` if there are too many subsets to compare all of them."""
-    subsets = math.comb(units, count)
-    if subsets > MOST_SUBSETS:
-        raise ArgumentError(
-            ("exact", "blocks"),
-            f"leave at most {MOST_SUBSETS:,} subsets to compare; `stages` chooses fewer blocks",
-            received=f"exact=True, blocks={count}, of {units} blocks: {subsets:,} subsets",
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -453,12 +446,10 @@ def check_read_again(name, chain, before, now, in_order=False):
     if not np.array_equal(*labels) or not np.allclose(*losses, **options):
         raise ArgumentError(
             name,
-            "hold the same images whenever it is read: networks are compared on them. Data that is "
-            "augmented does not, nor does data that is shuffled and then cut, as every second "
-            "image is without `test`: leave it in one order, or give `test`. Of a training dataset "
-            "of `tfresidual.datasets.load`, `datasets.plain(train)` gives the images as they are",
-            received="other images when it was read again"
-            + (", or another order of them" if in_order else ""),
+            "hold the same images whenever it is read. Data that is augmented does not, nor does "
+            "data that is shuffled and then cut, as it is without `test`. "
+            "`tfresidual.datasets.plain(train)` gives the images of a training dataset as they are",
+            received="other images, or another order of them, when it was read again",
         )
 
 

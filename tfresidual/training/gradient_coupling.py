@@ -52,8 +52,6 @@ def coupling_kernel(
     coupling = check_number("coupling", coupling, at_least=0, at_most=1)
     check_choice("kernel", kernel, KERNELS)
     places = np.asarray(blocks)
-    if places.ndim != 1 or places.dtype.kind not in "iu" or len(set(places.tolist())) < len(places):
-        raise ArgumentError("blocks", "be different ints", blocks)
     count = len(places)
     if kernel == "uniform":
         return (1 - coupling) * np.eye(count) + coupling / count
@@ -146,14 +144,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
         first_block: int = 0,
         groups: Sequence[Sequence[Any]] | Chain | dict[str, Any] | None = None,
         name: str = "gradient_coupling",
-        **kwargs: Any,
     ) -> None:
-        if kwargs:
-            received = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
-            raise ValueError(
-                "GradientCoupling takes no further arguments; those of an optimizer are set on "
-                f"`inner`. Received: {received}"
-            )
         super().__init__(learning_rate=0.0, name=name)
         self.inner: keras.optimizers.Optimizer = _checked_inner(inner)
         self._mixtures: tuple[_Mixture, ...] = ()
@@ -350,9 +341,5 @@ def _checked_inner(inner):
             "not be a LossScaleOptimizer, which must wrap the coupling instead: "
             "LossScaleOptimizer(GradientCoupling(...)); `compile` adds it automatically",
             inner,
-        )
-    if not isinstance(inner, (str, dict, keras.optimizers.Optimizer)):
-        raise ArgumentError(
-            "inner", "be a keras.optimizers.Optimizer, or its name or config", inner
         )
     return keras.optimizers.get(inner)

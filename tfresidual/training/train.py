@@ -84,11 +84,7 @@ def compile_network(
         The name of the metric, a str.
     """
     if coupling is None and kwargs:
-        received = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
-        raise ValueError(
-            "Arguments of `GradientCoupling` must be given together with `coupling`. Received: "
-            f"{received}, coupling=None"
-        )
+        raise ArgumentError("coupling", f"be given with its arguments {[*kwargs]}", coupling)
     found = recipe_of(recipe, learning_rate=learning_rate, weight_decay=weight_decay, l2=l2)
     optimizer = found.optimizer(epochs, steps_per_epoch)
     if coupling is not None:
