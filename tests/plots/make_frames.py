@@ -260,8 +260,6 @@ def network_frame(networks=("ResNet-110", "ResNet-38", "naive sharing"), epochs=
     return frame.assign(
         train_error=train + 0.005 * noise[0],
         error=train + 0.06 + 0.1 * naive * time + 0.03 * noise[1],
-        gradient_ratio=np.where(naive, 40, 2) * (1 + 0.3 * noise[2]),
-        state_l1=10 ** (np.where(naive, 5, 3) + 0.5 * time) * (1 + noise[3]),
     )
 
 

@@ -69,9 +69,8 @@ def of_states(*columns):
     return made(frame=states)
 
 
-def of_networks(epochs=5, blocks=3, stages=3, splits=None, **_):
-    norms = make.propagation_frame(blocks, stages, splits, network="ResNet-38")
-    return {"histories": make.network_frame(epochs=epochs or 1), "propagation": norms}
+def of_networks(epochs=5, **_):
+    return {"histories": make.network_frame(epochs=epochs or 1)}
 
 
 FIGURES = {

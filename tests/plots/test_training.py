@@ -4,14 +4,10 @@ Not covered: how they look; that was judged by eye.
 """
 
 import numpy as np
-import pandas as pd
-import pytest
 from plots import make_frames as make
 from plots.read_figures import by_label, legend_texts, lines_with, metric_lines, panels
 
 from tfresidual import plots
-
-NETWORKS = ["ResNet-110", "ResNet-38", "naive sharing"]
 
 
 class TestTrainingCurves:
@@ -40,35 +36,6 @@ class TestTrainingCurves:
             assert level.get_xdata()[0] == 12
             assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (12, height)
         assert "best validation exact match: 0.990 (epoch 12)" in legend_texts(figure)
-
-
-class TestNetworkCurves:
-    def norms(self, blocks=(18, 6, 18), **settings):
-        frames = [
-            make.propagation_frame(n, network=network, growth=1 + 3 * ("naive" in network))
-            for n, network in zip(blocks, NETWORKS, strict=True)
-        ]
-        return pd.concat(frames).assign(**settings)
-
-    def test_norms_of_networks_of_other_depths(self):
-        frame = self.norms()
-        frame.loc[frame["state_norm"] > 1e4, "state_norm"] = np.inf
-        figure = plots.network_curves(make.network_frame(), propagation=frame)
-        axes = figure.axes[2]
-        assert axes.get_yscale() == "log"
-        for network in NETWORKS:
-            rows = frame[(frame["network"] == network) & np.isfinite(frame["state_norm"])]
-            places = (rows["stage"] - 1) * 18 + rows["block"]
-            drawn = by_label(axes)[f"{network}, training, state_norm"]
-            assert drawn == pytest.approx(dict(zip(places, rows["state_norm"], strict=True)))
-        assert [line.get_xdata()[0] for line in lines_with(axes, "boundary")] == [17.5, 35.5]
-        colours = {
-            (line.get_label().split(",")[0], line.get_color())
-            for panel in figure.axes
-            for line in metric_lines(panel)
-        }
-        assert len(colours) == 3
-        assert legend_texts(figure) == [*NETWORKS, "training", "validation"]
 
 
 class TestIterativeInference:

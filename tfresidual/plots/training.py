@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 # A decrease of the rate by a third or more counts as a drop; a smooth schedule has none.
 _DROP = 2 / 3
 _NOT_METRICS = frozenset({"epoch", "loss", "learning_rate", "lr"})
-# The label and the scale of metrics that need words of their own.
-_METRICS: dict[str, tuple[str, Any]] = {
-    "error": ("error", "share"),
-    "gradient_ratio": ("gradient norm ratio r\n‖∂L/∂h₁‖ / ‖∂L/∂h₁₊₂ₙ‖", "wide"),
-    "state_l1": ("L1 norm of the last state", "log"),
-}
 _OF_BLOCKS = Drawing(
     "Iterative inference",
     (
@@ -167,13 +161,8 @@ def _mark_drops(axes, drops, epochs):
             last = place
 
 
-def network_curves(
-    histories: Frame,
-    *,
-    metrics: Iterable[str] = ("error", "gradient_ratio"),
-    propagation: Frame | None = None,
-) -> Figure:
-    """Draws metrics of several networks over the epochs, and the initial norms of their states.
+def network_curves(histories: Frame, *, metrics: Iterable[str] = ("error",)) -> Figure:
+    """Draws metrics of several networks over the epochs.
 
     Each network has a line, the mean over its seeds, with a faint band from the lowest to the
     highest value. If a metric has a twin for the training images (`train_error` beside `error`),
@@ -182,34 +171,27 @@ def network_curves(
     Args:
         histories: History frame with the columns `network`, `epoch` (from 0) and the metrics, and
             optionally `seed` and `train_` twins.
-        metrics: Columns to draw, one panel each: `"error"`, `"gradient_ratio"`, `"state_l1"`, or
-            others.
-        propagation: Signal propagation frame of the untrained networks, drawn in one more panel,
-            with the columns `network`, `stage`, `block` and `state_norm`, and optionally `split`
-            and `seed`; or `None`.
+        metrics: Columns to draw, one panel each.
 
     Reference:
-        Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 8
-        (with `propagation`) and figure 9 (with the metrics `"error"` and `"state_l1"`).
+        Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 9.
     """
     metrics = list(metrics)
-    keys = _network_keys(histories) | {"epoch": histories["epoch"].to_numpy()}
+    keys = {
+        "network": histories["network"].map(str).to_numpy(object),
+        "seed": histories.get("seed", pd.Series(0, histories.index)).to_numpy(),
+        "epoch": histories["epoch"].to_numpy(),
+    }
     panels = [
-        Panel(label, (Line(metric),), scale)
+        Panel(metric.replace("_", " "), (Line(metric),), "share" if metric == "error" else "wide")
         for metric in metrics
-        for label, scale in [_METRICS.get(metric, (metric.replace("_", " "), "wide"))]
     ]
     twins = {metric for metric in metrics if f"train_{metric}" in histories.columns}
     columns = {
         "training": {name: f"train_{name}" if name in twins else name for name in metrics},
         "validation": {name: name for name in metrics if name in twins},
     }
-    parts = _by_split(histories, keys, columns)
-    if propagation is not None:
-        parts.append(_norm_table(propagation))
-        label = "norm of the state after the block\nat initialization"
-        panels.append(Panel(label, (Line("state_norm"),), "log", over="block", below="block"))
-    table = pd.concat(parts, ignore_index=True)
+    table = pd.concat(_by_split(histories, keys, columns), ignore_index=True)
     if set(table["split"]) == {"training"}:
         table["split"] = ""
     drawing = Drawing(
@@ -224,23 +206,3 @@ def network_curves(
         share_x="col",
     )
     return draw_table(table, drawing)
-
-
-def _network_keys(frame):
-    return {
-        "network": frame["network"].map(str).to_numpy(object),
-        "seed": frame.get("seed", pd.Series(0, frame.index)).to_numpy(),
-    }
-
-
-def _norm_table(propagation):
-    table = pd.DataFrame(
-        {
-            **_network_keys(propagation),
-            "split": frames.splits_of(propagation),
-            "stage": propagation["stage"].to_numpy(int),
-            "block": propagation["block"].to_numpy(int),
-            "state_norm": frames.finite(propagation["state_norm"]),
-        }
-    )
-    return table.replace({"split": {"": "training", "train": "training"}})

@@ -1,13 +1,9 @@
 """Loads SavedModels so that nothing of them stays when they are dropped."""
 
-import threading
-
 import tensorflow as tf
 
 from tfresidual.machine.compiled import gradients, remove_with
 
-# Two threads that load at once could not tell which entries are whose.
-_lock = threading.Lock()
 # The functions that TensorFlow registers for the gradients in a SavedModel.
 REGISTERED = "_gen_gradient_func.<locals>.gradient_func"
 
@@ -18,14 +14,13 @@ def load(path):
     For each custom gradient, TensorFlow registers a function for good, which keeps the graphs of
     all others. It is removed when nothing refers to the loaded object any more.
     """
-    with _lock:
-        before = set(gradients())
-        loaded = tf.saved_model.load(path)
-        entries = gradients()
-        names = [
-            name
-            for name in set(entries) - before
-            if getattr(entries[name].get("type"), "__qualname__", None) == REGISTERED
-        ]
+    before = set(gradients())
+    loaded = tf.saved_model.load(path)
+    entries = gradients()
+    names = [
+        name
+        for name in set(entries) - before
+        if getattr(entries[name].get("type"), "__qualname__", None) == REGISTERED
+    ]
     remove_with(loaded, names)
     return loaded
