@@ -1,7 +1,6 @@
-"""The evaluator against rebuilt networks, against NumPy in float64, and solved by hand.
+"""The evaluator against NumPy in float64, and solved by hand.
 
-Not covered here: networks on a GPU, where the kernels of a rebuilt network need not be those of
-its blocks. How much memory is taken in truth is measured in test_memory.py.
+How much memory is taken in truth is measured in test_memory.py.
 """
 
 import dataclasses
@@ -23,33 +22,6 @@ pytestmark = pytest.mark.eager
 SCORES = ("wrong", "cross_entropy", "entropy", "margin", "agreement", "distance", "outputs")
 
 
-# Against rebuilt networks
-
-
-def rebuilt(net, route):
-    """The network whose layers are applied as the route says, compiled as one function."""
-
-    def call(state):
-        stem, stages, head = net.sections()
-        for layer in stem:
-            state = layer(state)
-        for (transition, units), applications in zip(stages, route.stages, strict=True):
-            state = state if transition is None else transition(state)
-            for block, scale in applications:
-                state = units[block](state) if scale == 1 else scaled(units[block], scale, state)
-        for layer in head:
-            state = layer(state)
-        return state
-
-    return tf.function(call, autograph=False)
-
-
-def scaled(unit, scale, state):
-    """What a unit makes of a state, with its branch multiplied by a number."""
-    branch = scale * unit.branch(state, training=False)
-    return unit.join(state, branch, training=False)
-
-
 def some_routes(chain):
     last = len(chain.stages)
     return [
@@ -60,63 +32,13 @@ def some_routes(chain):
     ]
 
 
-def check_rebuilt(net, images, routes, outputs):
-    # Bit for bit: the same kernels on as many images.
-    assert outputs.shape == (len(routes), len(images), net.classes)
-    for route, measured in zip(routes, outputs, strict=True):
-        expected = rebuilt(net, route)(tf.constant(images))
-        np.testing.assert_array_equal(measured, expected, err_msg=str(route))
-
-
-@pytest.mark.compiled
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"blocks": (1, 2, 2), "widths": (4, 8, 12), "transition": "projection"},
-        pytest.param(
-            {"blocks": 3, "widths": (6,), "layout": "original"}, marks=pytest.mark.nightly
-        ),
-    ],
-)
-def test_equals_compiled_networks_built_anew(settings):
-    net = random_network(**settings)
-    chain, batch = tfr.chain(net), random_batch(net, images=6)
-    routes = every_route(chain)
-    outputs = evaluate(chain, batch, routes, with_outputs=True).outputs
-    check_rebuilt(net, batch[0], routes[::3], outputs[::3])
-
-
-@pytest.fixture(scope="module", params=of_every_kind(pytest.mark.nightly))
-def of_a_kind(request):
-    """A network, a batch, some routes, and their values."""
-    net = random_network(seed=2, **request.param)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("settings", of_every_kind(pytest.mark.nightly))
+def test_networks_of_all_kinds_equal_numpy(settings):
+    net = random_network(seed=2, **settings)
     chain, batch = tfr.chain(net), random_batch(net, images=6)
     routes = some_routes(chain)
-    return net, batch, routes, evaluate(chain, batch, routes, with_outputs=True)
-
-
-@pytest.mark.sampled(4)
-def test_equals_networks_of_all_kinds_built_anew_and_numpy(of_a_kind):
-    net, (images, _), routes, values = of_a_kind
-    check_rebuilt(net, images, routes, values.outputs)
-    check_numpy(*of_a_kind)
-
-
-def test_equals_networks_of_low_precision_built_anew():
-    # Not bit for bit: where a network is compiled as one, TensorFlow leaves out some of the
-    # roundings to bfloat16 between two operations. 8 bits are 0.4 %, some times over.
-    net = random_network(seed=5, dtype="mixed_bfloat16")
-    chain = tfr.chain(net)
-    routes = [unperturbed(chain), *some_routes(chain)]
-    images, labels = random_batch(net, images=6)
-    outputs = evaluate(chain, (images, labels), routes, with_outputs=True).outputs
-    for route, measured in zip(routes, outputs, strict=True):
-        expected = rebuilt(net, route)(tf.constant(images))
-        np.testing.assert_allclose(measured, expected, atol=0.03, err_msg=str(route))
-    assert np.abs(outputs[1:] - outputs[0]).max(axis=(1, 2)).min() > 0.06
-
-
-# Against NumPy
+    check_numpy(net, batch, routes, evaluate(chain, batch, routes, with_outputs=True))
 
 
 def labels_for(net, images, seed=1):

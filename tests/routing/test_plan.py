@@ -167,45 +167,6 @@ def test_anchors_against_brute_force(routes):
     check_plan(ANCHORED, routes)
 
 
-def steps_of(plan):
-    return [(s.operation.kind, s.source, s.target, s.reference, s.frees) for s in plan.steps]
-
-
-def test_by_hand():
-    # stem, 0, 1 and the head; then block 1 directly after the stem, its distance and the head.
-    chain = plane_chain(2)
-    plan = plan_of(chain, [drop(chain, (1, 0))])
-    assert steps_of(plan) == [
-        ("stem", -1, 0, None, ()),
-        ("block", 0, 1, None, ()),
-        ("block", 1, 2, None, (1,)),
-        ("head", 2, None, None, ()),
-        ("block", 0, 3, None, (0,)),
-        ("distance", 3, None, 2, (2,)),
-        ("head", 3, None, None, (3,)),
-    ]
-    assert [step.routes for step in plan.steps] == [(0, 1), (0,), (0,), (0,), (1,), (1,), (1,)]
-    # Held, place by place: 0 | 0 1 | 0 1 2 | 0 2 | 0 2 3 | 2 3 | 3.
-    sizes = {-1: 1000, 0: 1, 1: 10, 2: 100, 3: 5}
-    assert plan.most_held(sizes, [0] * 7) == 111
-    for place, extra, most in ((3, 20, 121), (4, 7, 113), (5, 9, 114), (6, 200, 205)):
-        assert plan.most_held(sizes, [extra * (i == place) for i in range(7)]) == most
-
-
-def test_anchors_by_hand():
-    """The stem's output is the anchor of both blocks, and waits for the last one that takes it."""
-    chain = anchored_chain(["anchored"] * 2)
-    assert steps_of(plan_of(chain, [repeat_last_block(chain, 1, 1)])) == [
-        ("stem", -1, 0, None, ()),
-        ("block", 0, 1, 0, ()),
-        ("block", 1, 2, 0, (1,)),
-        ("head", 2, None, None, ()),
-        ("block", 2, 3, 0, (0,)),
-        ("distance", 3, None, 2, (2,)),
-        ("head", 3, None, None, (3,)),
-    ]
-
-
 @pytest.mark.parametrize("blocks", [5, 60])
 def test_the_cost_of_known_sets(blocks):
     chain, both = plane_chain(blocks), plane_chain(blocks, blocks)

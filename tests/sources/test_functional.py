@@ -1,13 +1,11 @@
 """Chains of functional models written by hand, against the models themselves.
 
-Every model is built a second time without a block, with the weights of the whole one, and cut in
-two before every block with `keras.Model(state, output)`.
+Every model is cut in two before every block with `keras.Model(state, output)`.
 
 Not covered here: published architectures, which are in test_applications.
 """
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import weakref
@@ -63,8 +61,8 @@ class Between:
         self.apply = apply
 
 
-def built(parts, skip, stem=None, end=None, shape=(8, 8, 3), **kwargs):
-    """A model without the blocks whose numbers are in `skip`, and the states before the blocks.
+def built(parts, stem=None, end=None, shape=(8, 8, 3), **kwargs):
+    """A model, and the states before its blocks.
 
     Parts are the blocks, functions of a state and a name, and what is between them.
     """
@@ -75,12 +73,11 @@ def built(parts, skip, stem=None, end=None, shape=(8, 8, 3), **kwargs):
             state = part.apply(state)
             continue
         states.append(state)
-        if len(states) - 1 not in skip:
-            state = part(state, f"block{len(states) - 1}")
+        state = part(state, f"block{len(states) - 1}")
     return model_of(inputs, end(state) if end else state, **kwargs), states
 
 
-def post_activation(skip=(), shape=(8, 8, 3)):
+def post_activation(shape=(8, 8, 3)):
     def block(filters, strides, state, name):
         branch, shortcut = branch_of(state, filters, name, strides), state
         if strides > 1:
@@ -90,10 +87,10 @@ def post_activation(skip=(), shape=(8, 8, 3)):
         return layers.Activation("relu", name=f"{name}_relu2")(state)
 
     parts = [partial(block, *sizes) for sizes in ((4, 1), (4, 1), (8, 2), (8, 1))]
-    return built(parts, skip, convolution(4, "stem", activation="relu"), shape=shape)
+    return built(parts, convolution(4, "stem", activation="relu"), shape=shape)
 
 
-def pre_activation(skip=()):
+def pre_activation():
     """With a pre-activation that projection and branch share, and one before the head."""
 
     def activated(state, name):
@@ -109,10 +106,10 @@ def pre_activation(skip=()):
         return ops.add(convolution(filters, f"{name}_conv2")(branch), state)
 
     parts = [partial(block, *sizes) for sizes in ((4, 1), (4, 1), (8, 2), (8, 1), (8, 1))]
-    return built(parts, skip, end=lambda state: activated(state, "head"))
+    return built(parts, end=lambda state: activated(state, "head"))
 
 
-def inverted(skip=()):
+def inverted():
     """Inverted residuals with squeeze-excitation and dropout; those with strides add nothing."""
 
     def branch_of(filters, strides, state, name):
@@ -134,10 +131,10 @@ def inverted(skip=()):
         return state + layers.Dropout(0.5, name=f"{name}_dropout")(branch)
 
     between = Between(lambda state: branch_of(6, 2, state, "between"))
-    return built([partial(block, 4), between, partial(block, 6), partial(block, 6)], skip)
+    return built([partial(block, 4), between, partial(block, 6), partial(block, 6)])
 
 
-def pooled_shortcut(skip=()):
+def pooled_shortcut():
     """A stage whose first block halves the states; then a pooling between two stages."""
 
     def block(strides, state, name):
@@ -147,17 +144,17 @@ def pooled_shortcut(skip=()):
         return layers.Add(name=f"{name}_add")([branch, state])
 
     between = Between(layers.AveragePooling2D(2, name="pooling_between"))
-    return built([*(partial(block, n) for n in (1, 2, 1)), between, partial(block, 1)], skip)
+    return built([*(partial(block, n) for n in (1, 2, 1)), between, partial(block, 1)])
 
 
-def shared_layers(skip=()):
+def shared_layers():
     first, second = convolution(4, "conv1", activation="relu"), convolution(4, "conv2")
 
     def block(state, name):
         branch = layers.BatchNormalization(name=f"{name}_bn")(second(first(state)))
         return layers.Add(name=f"{name}_add")([branch, state])
 
-    return built([block] * 3, skip)
+    return built([block] * 3)
 
 
 def inner_block(name):
@@ -170,7 +167,7 @@ def in_a_row(parts):
     return lambda state: functools.reduce(lambda h, part: part(h), parts, state)
 
 
-def nested_shared(skip=()):
+def nested_shared():
     """The same nested model twice, one more inside of a further one, and a nested branch."""
     twice, once = inner_block("twice"), inner_block("once")
     around = keras.Sequential([keras.Input((8, 8, 4)), once], name="around")
@@ -179,18 +176,18 @@ def nested_shared(skip=()):
         name="branch",
     )
     parts = [twice, around, twice, lambda h: layers.Add(name="add")([branch(h), h])]
-    model, _ = built([lambda h, _, part=part: part(h) for part in parts], skip)
+    model, _ = built([lambda h, _, part=part: part(h) for part in parts])
     parts += model.layers[-2:]
     return model, [in_a_row(parts[number:]) for number in range(4)]
 
 
-def sequential(skip=()):
+def sequential():
     parts = [inner_block(f"block{number}") for number in range(3)]
     model = keras.Sequential(
         [
             images_input(),
             convolution(4, "stem"),
-            *(part for number, part in enumerate(parts) if number not in skip),
+            *parts,
             layers.GlobalAveragePooling2D(name="pooling"),
             keras.Sequential([layers.Dense(5, name="classifier"), layers.Softmax()], name="ending"),
         ],
@@ -199,17 +196,17 @@ def sequential(skip=()):
     return model, [in_a_row(model.layers[number:]) for number in (1, 2, 3)]
 
 
-def two_branches(skip=()):
+def two_branches():
     def block(strides, state, name):
         paths = [convolution(4, f"{name}{side}", strides)(state) for side in "ab"]
         return layers.Add(name=f"{name}_add")(
             [layers.BatchNormalization(name=f"{name}_bn{i}")(path) for i, path in enumerate(paths)]
         )
 
-    return built([partial(block, strides) for strides in (1, 2, 1)], skip)
+    return built([partial(block, strides) for strides in (1, 2, 1)])
 
 
-def noisy(skip=()):
+def noisy():
     """Layers that would be random in training, one of them told to train."""
 
     def block(state, name):
@@ -221,10 +218,10 @@ def noisy(skip=()):
         shortcut = layers.Identity(name=f"{name}_identity")(state) if name == "block1" else state
         return ops.add(shortcut, branch)
 
-    return built([block] * 2, skip)
+    return built([block] * 2)
 
 
-def other_additions(skip=()):
+def other_additions():
     """Additions that are no blocks: of a broadcast tensor, of three tensors, of one to itself."""
 
     def stem(inputs):
@@ -237,10 +234,10 @@ def other_additions(skip=()):
     def block(state, name):
         return layers.Add(name=f"{name}_add")([state, convolution(4, "conv")(state)])
 
-    return built([block], skip, stem)
+    return built([block], stem)
 
 
-def long_skip(skip=()):
+def long_skip():
     """A shortcut around two blocks, which are then parts of its branch; a block after it."""
 
     def inner(state, name):
@@ -250,10 +247,10 @@ def long_skip(skip=()):
         within = inner(inner(state, f"{name}a"), f"{name}b")
         return layers.Add(name="long")([state, within])
 
-    return built([long, inner], skip)
+    return built([long, inner])
 
 
-def narrow(skip=()):
+def narrow():
     """A branch with fewer parameters than the projection next to it, and a weightless shortcut."""
 
     def block(state, name):
@@ -263,10 +260,10 @@ def narrow(skip=()):
         shortcut = convolution(8, "projection", size=1)(state) if is_first else 0.5 * state
         return layers.Add(name=f"{name}_add")([branch, shortcut])
 
-    return built([block] * 2, skip, convolution(8, "stem"))
+    return built([block] * 2, convolution(8, "stem"))
 
 
-def side_by_side(skip=()):
+def side_by_side():
     """Two branches added to the state: in sums of two, of three, and one that is dropped out."""
 
     def together(one, other, state):
@@ -285,7 +282,7 @@ def side_by_side(skip=()):
     def block(total, state, name):
         return total(*(branch_of(state, 4, f"{name}{side}") for side in "ab"), state)
 
-    return built([partial(block, total) for total in sums], skip)
+    return built([partial(block, total) for total in sums])
 
 
 ONE, TWO = (1, IDENTITY, True), (2, IDENTITY, True)
@@ -384,26 +381,6 @@ def test_gradients_are_those_of_the_tail(case):
         assert float(tf.norm(expected)) > 1e-4
         limit = 1e-5 * float(tf.reduce_max(tf.abs(expected)))
         np.testing.assert_allclose(gradient, expected, rtol=0, atol=limit)
-
-
-@pytest.mark.sampled(5)
-def test_dropping_a_block_is_building_without_it(case):
-    builder, model, _, chain = case
-    # That the chain is the model is shown above.
-    chain, batch = dataclasses.replace(chain, reference=None), batch_of(model)
-    numbers = [number for number, block in enumerate(chain.blocks) if block.keeps_shape]
-    places = [(chain.blocks[number].stage, chain.blocks[number].index) for number in numbers]
-    routes = [drop(chain, place) for place in places]
-    outputs = evaluate(chain, batch, routes, with_outputs=True).outputs
-    whole = model(batch[0], training=False)
-    values = {weight.path: weight for weight in model.weights}
-    for number, measured in zip(numbers, outputs, strict=True):
-        without, _ = builder(skip=(number,))
-        for weight in without.weights:
-            weight.assign(values[weight.path])
-        expected = without(batch[0], training=False)
-        np.testing.assert_allclose(measured, expected, rtol=1e-4, atol=1e-6)
-        assert np.abs(measured - whole).max() > 1e-4
 
 
 def test_branch_and_join_are_the_block(case):
@@ -867,29 +844,16 @@ class Scaling(layers.Layer):
         return self.scale * inputs
 
 
-@keras.saving.register_keras_serializable("test_functional")
-class WithoutItsSecond(layers.Layer):
-    """Has two outputs by its shape, and None in place of one that nobody asked for."""
+class Doubled(keras.Model):
+    """Computes something else than its graph."""
 
-    def call(self, inputs):
-        return 2 * inputs, None
-
-    def compute_output_shape(self, shape):
-        return shape, shape
+    def call(self, inputs, **kwargs):
+        return 2 * super().call(inputs, **kwargs)
 
 
-def own_call(name):
-    """A class of models that compute something else than their graph."""
-
-    class Doubled(keras.Model):
-        pass
-
-    def doubled(self, inputs, **kwargs):
-        return 2 * getattr(super(Doubled, self), name)(inputs, **kwargs)
-
-    setattr(Doubled, name, doubled)
+def own_call(rows):
     inner = keras.Input((4,))
-    return Doubled(inner, layers.Dense(4)(inner))
+    return Doubled(inner, layers.Dense(4)(inner))(rows)
 
 
 def recurrent(rows):
@@ -929,10 +893,8 @@ BRANCHES = {
         layers.Dropout(0.5)(layers.GaussianNoise(1.0)(rows, training=True), training=True)
     ),
     "training only inside": lambda rows: layers.Dense(4)(TrainingInside()(rows, training=True)),
-    "a call of its own": lambda rows: own_call("call")(rows),
-    "a dunder call of its own": lambda rows: own_call("__call__")(rows),
+    "a call of its own": own_call,
     "mixed precision": lambda rows: Scaling(dtype="mixed_float16")(rows),
-    "None for an output": lambda rows: layers.Dense(4)(WithoutItsSecond()(rows)[0]),
 } | {one.__name__: one for one in (recurrent, pair, by_names, shared_and_unused, called_by_name)}
 
 
