@@ -313,8 +313,9 @@ def test_training_takes_what_the_model_was_compiled_with(optimizer, distil):
     options = {"metrics": [lambda labels, outputs: keras.ops.max(outputs, axis=-1)]}
     net.compile(optimizer(), lambda labels, outputs: 2 * loss(labels, outputs), **options)
     net.fit(*data, epochs=2, verbose=0)
+    weighted = *data, np.ones(len(data[1]))
     smaller, _ = surgery.prune(
-        net, data, blocks=1, by="l2_ratio", test=data, epochs=1, distil=distil, batch_sizes=()
+        net, weighted, blocks=1, by="l2_ratio", test=data, epochs=1, distil=distil, batch_sizes=()
     )
     assert [int(one.optimizer.iterations) for one in (net, smaller)] == [2, 1]
     outputs = smaller.predict(data[0], verbose=0)

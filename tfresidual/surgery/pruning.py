@@ -248,10 +248,12 @@ def _train(made, chain, data, test, epochs, options, distil, callbacks, progress
     fit = {"epochs": epochs, "callbacks": list(callbacks), "verbose": "auto" if progress else 0}
     made.compile(**options)
     if not distil:
-        is_pair = isinstance(data, (tuple, list))
+        are_arrays = isinstance(data, (tuple, list))
+        parts = tuple(data) if are_arrays else (data,)
+        test = tuple(test) if isinstance(test, list) else test
         # Data in batches does its own shuffling.
-        fit |= {"validation_data": _validation(test), "shuffle": is_pair}
-        made.fit(*(data if is_pair else (data,)), **fit)
+        fit |= {"validation_data": test, "shuffle": are_arrays}
+        made.fit(**dict(zip(("x", "y", "sample_weight"), parts, strict=False)), **fit)
         return
     is_label = chain.outputs.startswith("label") or made.outputs[0].shape[-1] == 1
     kind = keras.losses.BinaryCrossentropy if is_label else keras.losses.CategoricalCrossentropy
@@ -260,10 +262,6 @@ def _train(made, chain, data, test, epochs, options, distil, callbacks, progress
     softened = _Softened(chain, data, distil, is_label)
     made.fit(softened.batches(), steps_per_epoch=softened.count(), shuffle=False, **fit)
     made.compile(**options)
-
-
-def _validation(test):
-    return tuple(test) if isinstance(test, (tuple, list)) else test
 
 
 class _Softened:
