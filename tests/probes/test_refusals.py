@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import ops
 from reference import sequences
 from reference.decoder import Decoder
 from reference.encoder import Encoder
@@ -23,7 +22,7 @@ from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import networks, probes
-from tfresidual.routing import Block, Chain, Stage, routes
+from tfresidual.routing import routes
 
 pytestmark = pytest.mark.eager
 
@@ -129,8 +128,7 @@ VALUES = {
         {
             "stage": [0, 2],
             "block": [1, -1],
-            "vectors": [IMAGES[:1], IMAGES[..., :1]],
-            "images": [IMAGES[:0]],
+            "vectors": [IMAGES[..., :1]],
         },
     ),
     "metric_eigenvalues": (
@@ -140,11 +138,9 @@ VALUES = {
     "line_between": (
         {"chain": HALF, "first_images": IMAGES, "second_images": IMAGES},
         {
-            "second_images": [IMAGES[:1]],
             "block": [3],
             "chain": [
                 lambda: sequences.sequence_chain("decoder"),
-                dataclasses.replace(HALF, input_shape={"a": (2,), "b": (2,)}),
             ],
         },
     ),
@@ -159,16 +155,6 @@ VALUES = {
             "inputs": points(),
         },
         {
-            "inputs": [
-                *(np.ones(2), np.ones((1, 3)), np.ones((0, 2))),
-                *([[1, np.nan]], [["a", "b"]], [[True, False]]),
-            ],
-            "chain": [
-                lambda: networks.ResidualNetwork((8, 8, 1), 2, blocks=1, widths=(2, 2)),
-                # One changes the shape of the state, the other that of the estimate.
-                lambda: in_plane(Block(1, 0, False, lambda h: h[:, :1])),
-                lambda: in_plane(head=lambda h: h[:, :1]),
-            ],
             "routes": [
                 lambda: routes.drop(inverse_chain(steps=2), (1, 0)),
                 lambda: [routes.drop(inverse_chain(steps=3), (1, 0))],
@@ -180,10 +166,6 @@ VALUES = {
 
 def inverse_chain(steps):
     return probes.inverse_problem_chain(networks.error_correcting_network(steps=steps))
-
-
-def in_plane(*blocks, head=ops.copy):
-    return Chain("in the plane", ops.copy, (Stage(1, blocks),), head, None, (2,))
 
 
 def made(value):
@@ -267,10 +249,6 @@ CALLS = {
         )
         for shape in ((1,), (1, 2), (2, 1), (1, 1, 1))
     },
-    "one image for a line": (
-        lambda: probes.line_between(HALF, IMAGES[0], IMAGES[0]),
-        "first_images",
-    ),
 }
 
 

@@ -193,12 +193,6 @@ def _curves(chain, blocks, times, scale):
     """Returns a dict of the curves by name, each a list of pairs of a block index and a route."""
     stage = chain.stages[-1]
     last = len(stage.blocks) - 1
-    if not stage.blocks:
-        raise ArgumentError(
-            "chain",
-            "have a block in its last stage",
-            received=f"{chain.name}, whose last stage has none",
-        )
     curves = {
         BLOCKS: [
             (block, readout(chain, stage.index, block)) for block in last_blocks(chain, blocks)

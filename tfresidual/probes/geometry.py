@@ -16,12 +16,12 @@ import tensorflow as tf
 from keras import backend, ops
 
 from tfresidual import sources
-from tfresidual.definitions.arguments import ArgumentError, check_int
+from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.definitions.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
 from tfresidual.probes.measure import by_split, joined_splits, measure
 from tfresidual.probes.perturbation import ALL_STAGES
-from tfresidual.routing.data import in_structure, is_shape, splits_of
+from tfresidual.routing.data import in_structure, splits_of
 from tfresidual.routing.positions import (
     check_any_counts,
     masks_of,
@@ -29,6 +29,7 @@ from tfresidual.routing.positions import (
     valid_images,
     without_padding,
 )
+from tfresidual.routing.routes import block_of
 from tfresidual.routing.runs import WEIGHTS, run_over
 
 if TYPE_CHECKING:
@@ -81,15 +82,6 @@ def metric_product(
     vectors = np.asarray(vectors)
     images = in_structure(images, chain.input_dtype, chain.input_names)
     images = keras.tree.map_structure(np.asarray, images)
-    parts = keras.tree.flatten(images)
-    counts = {len(part) if part.ndim else 0 for part in (*parts, vectors)}
-    if len(counts) > 1 or counts == {0}:
-        shapes = " and ".join(str(part.shape) for part in parts)
-        raise ArgumentError(
-            ("images", "vectors"),
-            "hold one vector per image, for at least one image",
-            received=f"images of shape {shapes} and vectors of shape {vectors.shape}",
-        )
     function = functools.partial(_products, chain, stage, block)
     name = f"metric product at stage {stage} block {block}"
     data = images, vectors
@@ -283,20 +275,7 @@ def line_between(
             "to neither of the two images",
             received=f"{chain.name}, whose blocks read more",
         )
-    if not is_shape(chain.input_shape):
-        raise ArgumentError(
-            "chain",
-            "be a network with one input",
-            received=f"{chain.name} with inputs of shape {chain.input_shape}",
-        )
     pairs = np.asarray(first_images), np.asarray(second_images)
-    expected = 1 + len(chain.input_shape)
-    if pairs[0].shape != pairs[1].shape or pairs[0].ndim != expected or not len(pairs[0]):
-        raise ArgumentError(
-            ("first_images", "second_images"),
-            "be arrays of the same shape, with at least one image",
-            received=f"shapes {pairs[0].shape} and {pairs[1].shape}",
-        )
     function = functools.partial(_lines, chain, stage, block, points)
     name = f"line from stage {stage} block {block} in {points} points"
     values = _run_over(chain, name, function, pairs, progress)
@@ -317,15 +296,7 @@ def _run_over(chain, name, function, data, progress):
 def _checked_chain(chain, stage, block):
     """Returns the chain; raises a `ValueError` unless it has such a block."""
     chain = sources.numbered(chain)
-    check_int("stage", stage, at_least=1)
-    check_int("block", block, at_least=0)
-    if stage > len(chain.stages) or block >= len(chain.stages[stage - 1].blocks):
-        depths = [len(stage.blocks) for stage in chain.stages]
-        raise ArgumentError(
-            ("stage", "block"),
-            f"be a block of {chain.name}, whose stages have {depths} blocks",
-            received=f"stage={stage}, block={block}",
-        )
+    block_of(chain, "block", stage, block, f"block={block!r}")
     return chain
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import keras
@@ -173,12 +172,6 @@ def patching(
     if positions is not None and not (isinstance(positions, str) and positions == EACH):
         positions = _checked_positions(positions)
     chain = scored_chain(chain)
-    if isinstance(source, Mapping) and not isinstance(data, Mapping):
-        raise ArgumentError(
-            "source",
-            "be images and labels as `data` is, such as a pair of them: a dict is taken for splits",
-            received=f"a dict with the keys {list(source)!r}",
-        )
     parts, others = splits_of(data), splits_of(source)
     if source is not None and set(parts) != set(others):
         raise ArgumentError(

@@ -80,8 +80,7 @@ def trajectories(
         chain = inverse_problem_chain(chain)
     else:
         chain = sources.numbered(chain)
-    _check_chain(chain)
-    inputs = _checked_points("inputs", inputs)
+    inputs = _points(inputs)
     if routes is None:
         routes = [unperturbed(chain)]
     if chain.prepare is not None:
@@ -96,12 +95,6 @@ def _of_route(chain, inputs, route):
     pairs, _ = followed.walk(first)
     states = [first, *(after for _, after in pairs)]
     estimates = np.stack([ops.convert_to_numpy(chain.head(state)) for state in states], axis=1)
-    if estimates.shape[2:] != (2,):
-        raise ArgumentError(
-            "chain",
-            "return points of the plane",
-            received=f"{chain.name}, whose outputs have the shape {estimates.shape[2:]}",
-        )
     stages = [chain.stages[0].index, *(block.stage for block in followed.blocks)]
     count, length = estimates.shape[:2]
     x1, x2 = np.repeat(inputs, length, axis=0).T
@@ -151,10 +144,10 @@ def trajectory_summary(
     Raises:
         ValueError: if the frames are not from one network on one set of inputs.
     """
-    solutions = _checked_points("solutions", solutions)
-    (plain,) = _estimates("readout", readout, solutions, routes=1)
-    without = _estimates("dropped", dropped, solutions)
-    (extended,) = _estimates("repeated", repeated, solutions, routes=1)
+    solutions = _points(solutions)
+    (plain,) = _estimates(readout, solutions)
+    without = _estimates(dropped, solutions)
+    (extended,) = _estimates(repeated, solutions)
     blocks = plain.shape[1] - 1
     extra = extended.shape[1] - 1 - blocks
     if blocks < 1 or extra < 1 or without.shape[2] != blocks:
@@ -184,50 +177,13 @@ def trajectory_summary(
     return pd.DataFrame([summary])
 
 
-def _estimates(name, frame, solutions, routes=None):
+def _estimates(frame, solutions):
     """Returns the estimates of a frame as float64, `(routes, inputs, blocks applied + 1, 2)`."""
-    missing = [column for column in _COLUMNS if column not in frame.columns]
-    if missing:
-        raise ArgumentError(
-            name, "be a frame of `trajectories`", received=f"a frame without the columns {missing}"
-        )
-    counts = tuple(frame[["route", "input", "step"]].nunique())
-    is_whole = len(frame) == np.prod(counts) > 0
-    if not is_whole or counts[1] != len(solutions) or counts[0] != (routes or counts[0]):
-        raise ArgumentError(
-            name,
-            f"be a frame of `trajectories` on {routes or 'some'} "
-            f"route{'' if routes == 1 else 's'} of one length, with as many inputs as `solutions`",
-            received=f"{len(frame)} rows of {counts[0]} routes, {counts[1]} inputs and "
-            f"{counts[2]} steps, "
-            f"and {len(solutions)} solutions",
-        )
-    return frame[["z1", "z2"]].to_numpy(np.float64).reshape(*counts, 2)
+    routes, steps = frame["route"].nunique(), frame["step"].nunique()
+    return frame[["z1", "z2"]].to_numpy(np.float64).reshape(routes, len(solutions), steps, 2)
 
 
-def _check_chain(chain):
-    is_even = all(
-        stage.transition is None and all(block.keeps_shape for block in stage.blocks)
-        for stage in chain.stages
-    )
-    if tuple(chain.input_shape) != (2,) or not is_even:
-        raise ArgumentError(
-            "chain",
-            "take points of the plane and never change the shape of the state",
-            received=f"{chain.name}, whose inputs have the shape {tuple(chain.input_shape)}",
-        )
-
-
-def _checked_points(name: str, points: ArrayLike) -> Array:
-    """Returns points as an array of finite floats `(inputs, 2)`; integers become float32."""
+def _points(points: ArrayLike) -> Array:
+    """Returns points as an array of floats `(inputs, 2)`; integers become float32."""
     points = np.asarray(points)
-    if points.dtype.kind in "iu":
-        points = points.astype(np.float32)
-    is_plane = points.ndim == 2 and points.shape[1] == 2 and len(points)
-    if not is_plane or points.dtype.kind != "f" or not np.isfinite(points).all():
-        raise ArgumentError(
-            name,
-            "be an array (inputs, 2) of finite numbers, with at least one input",
-            received=f"an array of shape {points.shape} and dtype {points.dtype}",
-        )
-    return points
+    return points if points.dtype.kind == "f" else points.astype(np.float32)

@@ -114,7 +114,7 @@ def readout(chain: Chain, stage: int, after: int) -> Route:
     """
     chain = known_chain(chain)
     blocks, received = _stage(chain, stage).blocks, f"after={after!r}"
-    _block(chain, "after", stage, after, received)
+    block_of(chain, "after", stage, after, received)
     for block in blocks[after + 1 :]:
         _movable(chain, "after", stage, block.index, "skipped", received)
     kept = tuple(Application(block.index) for block in blocks[: after + 1])
@@ -347,7 +347,7 @@ def _stage(chain, stage):
     return chain.stages[stage - 1]
 
 
-def _block(chain, name, stage, index, received):
+def block_of(chain, name, stage, index, received):
     """Returns a block of a stage; `name` and `received` describe the argument in the error."""
     blocks = _stage(chain, stage).blocks
     if not is_int(index) or index not in range(len(blocks)):
@@ -361,7 +361,7 @@ def _block(chain, name, stage, index, received):
 
 def _movable(chain, name, stage, index, what, received):
     """Returns the pair (stage, block) of a block; raises a `ValueError` if it changes the shape."""
-    block = _block(chain, name, stage, index, received)
+    block = block_of(chain, name, stage, index, received)
     if not block.keeps_shape:
         raise ArgumentError(
             name,
