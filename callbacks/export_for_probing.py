@@ -12,7 +12,6 @@ import keras
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.probe_callback import chain_in_training, epoch_numbers
 from tfresidual.definitions.arguments import (
-    ArgumentError,
     check_bool,
     check_ints,
     checked_path,
@@ -60,8 +59,8 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
             training continues without it, or `"raise"`, the error.
 
     Raises:
-        ValueError: if an argument cannot be used, or both `every` and `epochs` are given; when
-            training begins, if it includes none of the `epochs`, or the network cannot be exported.
+        ValueError: if an argument cannot be used; when training begins, if the network cannot be
+            exported.
         FileExistsError: when training begins, if an export would replace something.
         tfresidual.machine.locks.FolderInUseError: when training begins, if another training run
             writes to the folder.
@@ -80,10 +79,6 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
         self.set_on_error(on_error)
         self.every: int = every
         self.overwrite: bool = check_bool("overwrite", overwrite)
-        if epochs is not None and every != 1:
-            raise ArgumentError(
-                ("every", "epochs"), "not both be given", every=every, epochs=epochs
-            )
         self.folder: pathlib.Path = checked_path("folder", folder)
         check_can_open("folder", self.folder)
         self.epochs: frozenset[int] | None = None
@@ -97,15 +92,6 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
         # A previous training run that failed did not release the folder, which may be gone.
         with contextlib.suppress(OSError):
             self._held.close()
-        last = (self.params or {}).get("epochs")
-        if not last:
-            return
-        if self.epochs is not None and min(self.epochs) > last:
-            raise ArgumentError(
-                "epochs",
-                f"hold at least one epoch of the training, from 0 to {last}",
-                received=f"epochs={sorted(self.epochs)}",
-            )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._has_begun:
@@ -115,10 +101,10 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
         last = (self.params or {}).get("epochs") or epoch + 1
         to_come = range(epoch + 1 if epoch else 0, last + 1)
         planned = {number for number in to_come if self._is_chosen(number)}
-        if not planned and self.epochs is None:
+        if not planned:
             warn(
-                f"ExportForProbing exports every {self.every} epochs, but the training has only "
-                f"{epoch_numbers(epoch, last)}: nothing will be exported."
+                "ExportForProbing will export nothing: the training has only "
+                f"{epoch_numbers(epoch, last)}."
             )
         if planned:
             check_folder("folder", self.folder)

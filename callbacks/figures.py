@@ -68,7 +68,8 @@ class Figures(GoesOn, keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.set_on_error(on_error)
-        self.probes: list[ProbeCallback] = _checked(probes)
+        is_one = isinstance(probes, ProbeCallback)
+        self.probes: list[ProbeCallback] = [probes] if is_one else list(probes)
         self.log_dir: pathlib.Path = checked_path("log_dir", log_dir)
         self.every: int = every
         self._writer: Any = None
@@ -104,20 +105,6 @@ class Figures(GoesOn, keras.callbacks.Callback):
         with self.going_on("the last figures"):
             self._writer.close()
         self._writer = None
-
-
-def _checked(probes):
-    """Returns one or several callbacks as a list."""
-    listed = [probes] if isinstance(probes, keras.callbacks.Callback) else probes
-    is_list = isinstance(listed, (list, tuple)) and len(listed) > 0
-    if not is_list or not all(isinstance(probe, ProbeCallback) for probe in listed):
-        raise ArgumentError(
-            "probes",
-            "be a callback that runs a probe, such as `tfresidual.callbacks.BlockMetrics`, or a "
-            "list of them",
-            probes,
-        )
-    return list(listed)
 
 
 def _write(tag, figure, step):

@@ -195,9 +195,3 @@ def test_a_training_that_goes_on_adds_to_the_series(tmp_path, monkeypatch, setti
     mark_as_there(tmp_path, *there)
     fit(network(), ExportForProbing(tmp_path, **settings), epochs=4, initial_epoch=2)
     assert [path.name for path in calls] == of_epochs(3, 4)
-
-
-# Copies and arguments
-
-
-# The folder of a series
