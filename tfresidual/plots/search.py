@@ -17,19 +17,13 @@ _DEVIATION = "scaled_distance_deviation"
 # The mean of the same network before training.
 _AS_BUILT = "mean_scaled_perturbation_as_built"
 # The states in which a stage of a trial is drawn, in the order of the legend.
-_MEETS, _DOES_NOT, _NOT_MEASURED = "meets the rule", "does not", "not measured"
-_VERDICTS = {1.0: _MEETS, 0.0: _DOES_NOT}
-_STATES = (_MEETS, _DOES_NOT, _NOT_MEASURED, "failed", "running")
-_TRUTHS = {"True": 1.0, "False": 0.0}
+_MEETS, _DOES_NOT = "meets the rule", "does not"
+_STATES = (_MEETS, _DOES_NOT, "failed", "running")
 
 _SHADE = "#e6f0f8"
 _FOUND = "#ece5d0"
 _DOTTED, _DASHED = (0, (1, 1.5)), (0, (6, 3))
-# With more rows than this, the dots are smaller; with more trials, the figure is wider.
-_FEW_DOTS = 40
-_FEW_TRIALS = 12
-# The axis of the means is logarithmic from a smaller span on: their course near epsilon matters.
-_SPAN = 30.0
+# From this span on, the axis of the means is logarithmic: their course near epsilon matters.
 _SPAN_OF_MEANS = 8.0
 
 
@@ -45,8 +39,7 @@ def depth_search(frame: Frame, *, epsilon: float = EPSILON) -> Figure:
     does not. Lines connect the dots of a stage: in the left and middle panels in the order of
     depth, through the mean of stages with the same number of blocks, and in the right panel in the
     order of the trials. Dotted lines in the middle panel show what the same networks give as built,
-    before training. Values that span more than a factor of 30 (in the middle panel 8) are drawn on
-    a logarithmic axis.
+    before training.
 
     Args:
         frame: Search frame, one row per trial and stage, with the columns `trial` (from 0),
@@ -62,10 +55,8 @@ def depth_search(frame: Frame, *, epsilon: float = EPSILON) -> Figure:
     """
     table = _search_table(frame)
     looks = style.stage_looks(sorted(set(table["stage"])))
-    trials = int(table["trial"].max() - table["trial"].min()) + 1
-    more = float(np.clip(0.06 * (trials - _FEW_TRIALS), 0.0, 2.8))
-    figure = style.new_figure(10.4 + more, 3.9, "Search for the depth")
-    distance, mean, way = figure.subplots(1, 3, width_ratios=(3.0, 3.0, 3.0 + more))
+    figure = style.new_figure(10.4, 3.9, "Search for the depth")
+    distance, mean, way = figure.subplots(1, 3)
     for axes in (distance, mean, way):
         style.clean_axes(axes)
     _draw_rule_panel(distance, table, "scaled_distance", looks, epsilon)
@@ -77,21 +68,13 @@ def depth_search(frame: Frame, *, epsilon: float = EPSILON) -> Figure:
 
 def _search_table(frame):
     """Returns the values of a search frame to draw, with a column `state` for their look."""
-    optional = [column for column in (_DEVIATION, _AS_BUILT) if column in frame]
-    columns = ("blocks", *_VALUES, *optional)
+    frame = frame.reindex(columns=list(dict.fromkeys([*frame, _DEVIATION, _AS_BUILT, "found"])))
+    columns = ("blocks", *_VALUES, _DEVIATION, _AS_BUILT)
     carried = ("status", "meets_rule", "found")
     table = frames.keyed_values(frame, ("trial", "stage"), columns, carried=carried)
-    verdicts = _truths(table, "meets_rule").map(_VERDICTS).fillna(_NOT_MEASURED)
-    table["state"] = verdicts.where(table["status"] == "completed", table["status"])
-    table["found"] = "found" in table and _truths(table, "found") == 1.0
-    for column in {_DEVIATION, _AS_BUILT} - {*optional}:
-        table[column] = np.nan
-    return table
-
-
-def _truths(table, column):
-    """Returns a column of bools, perhaps read from a CSV, as 1 and 0, NaN where empty."""
-    return table[column].astype(object).map(lambda value: _TRUTHS.get(str(value), np.nan))
+    verdicts = np.where(table["meets_rule"].eq(True).fillna(False), _MEETS, _DOES_NOT)
+    table["state"] = table["status"].mask(table["status"] == "completed", verdicts)
+    return table.assign(found=table["found"].eq(True).fillna(False))
 
 
 def _draw_rule_panel(axes, table, column, looks, epsilon):
@@ -101,7 +84,7 @@ def _draw_rule_panel(axes, table, column, looks, epsilon):
     if is_mean:
         label = "mean scaled perturbation\n‖F(h)‖ / ‖h‖"
     style.axis_labels(axes, below="measured blocks L of the stage", beside=label)
-    measured = table[table["state"].isin((_MEETS, _DOES_NOT, _NOT_MEASURED))]
+    measured = table[table["state"].isin((_MEETS, _DOES_NOT))]
     measured = measured[(measured["measured_blocks"] > 0) & measured[column].notna()]
     if measured.empty:
         style.no_values(axes)
@@ -122,21 +105,19 @@ def _draw_rule_panel(axes, table, column, looks, epsilon):
             low, high = (bars[column] + sign * bars[_DEVIATION] for sign in (-1, 1))
             look = {"color": colour, "linewidth": 1.0, "alpha": 0.7, "gid": "deviation"}
             axes.vlines(bars["measured_blocks"], low, high, **look)
-    _draw_states(axes, measured, measured["measured_blocks"], column, looks, len(table))
+    _draw_states(axes, measured, measured["measured_blocks"], column, looks)
 
     def bound(blocks):
         return np.full(len(blocks), float(epsilon)) if is_mean else epsilon * blocks
 
     blocks = measured["measured_blocks"]
-    _scale_blocks(axes, blocks)
-    values = [measured[column], bound(np.array([blocks.min(), axes.get_xlim()[1]]))]
-    if is_mean:
-        values.append(measured[_AS_BUILT].dropna())
-    else:
-        deviations = measured[_DEVIATION].fillna(0.0)
-        values.append(measured[column] + deviations)
-        values.append((measured[column] - deviations).clip(measured[column].min() / 2))
-    if _scale_values(axes, np.concatenate(values), _SPAN_OF_MEANS if is_mean else _SPAN):
+    axes.set_xlim(0, 1.06 * blocks.max() + 0.5)
+    style.whole_numbers(axes.xaxis, bins=8)
+    values = np.concatenate([measured[column], bound(blocks), measured[_AS_BUILT].dropna()])
+    axes.set_ylim(0, 1.06 * values.max())
+    if is_mean and style.log_scale_helps(values, _SPAN_OF_MEANS):
+        axes.set_ylim(values.min() / 1.35, values.max() * 1.35)
+        style.log_scale(axes)
         style.axis_labels(axes, beside=f"{label} (log scale)")
     _draw_rule(axes, bound, "ε" if is_mean else "ε L")
 
@@ -149,9 +130,7 @@ def _draw_course(axes, places, heights, stage, colour):
 def _draw_rule(axes, bound, name):
     """Draws the limit that the rule sets on axes with their limits, and shades what meets it."""
     left, right = axes.get_xlim()
-    space = np.geomspace if axes.get_xscale() == "log" else np.linspace
-    blocks = space(left, right, 400)
-    blocks = blocks[blocks > 0]
+    blocks = np.linspace(left, right, 400)[1:]
     heights, bottom = bound(blocks), axes.get_ylim()[0]
     look = {"color": style.INK, "linewidth": 1.0, "linestyle": _DASHED, "zorder": 1.8}
     axes.plot(blocks, heights, gid="rule", **look)
@@ -171,53 +150,26 @@ def _draw_rule(axes, bound, name):
     style.panel_title(axes, "shaded: the rule is met")
 
 
-def _draw_states(axes, rows, places, column, looks, count):
+def _draw_states(axes, rows, places, column, looks):
     """Draws rows as dots of their stage, or as faint marks if there is no verdict."""
-    size = 4.8 if count <= _FEW_DOTS else 3.6
     for state in _STATES:
         for stage, (colour, marker, _) in looks.items():
             here = (rows["state"] == state) & (rows["stage"] == stage)
             if here.any():
-                look = _mark(state, colour, marker, size)
+                look = _mark(state, colour, marker)
                 look |= {"linestyle": "none", "gid": state, "zorder": 2.5}
                 axes.plot(places[here], rows.loc[here, column], **look)
 
 
-def _mark(state, colour, marker, size):
+def _mark(state, colour, marker):
     """Returns the look of a stage in this state."""
-    faint = {"markersize": size, "color": style.FAINT_INK}
-    if state in ("failed", _NOT_MEASURED):
-        return faint | {"marker": "x" if state == "failed" else "."}
+    look = {"markersize": 4.8, "color": style.FAINT_INK}
+    if state == "failed":
+        return look | {"marker": "x"}
     if state == "running":
-        return faint | {"marker": "D", "markersize": 0.8 * size, "markerfacecolor": "none"}
+        return look | {"marker": "D", "markersize": 3.8, "markerfacecolor": "none"}
     face = colour if state == _MEETS else "white"
-    look = {"markerfacecolor": face, "markeredgewidth": 1.1}
-    return look | {"marker": marker, "markersize": size, "color": colour}
-
-
-def _scale_blocks(axes, blocks):
-    """Scales the horizontal axis to the numbers of blocks."""
-    low, high = float(blocks.min()), float(blocks.max())
-    if style.log_scale_helps(blocks):
-        axes.set_xscale("log")
-        axes.set_xlim(low / 1.25, high * 1.25)
-        style.log_ticks(axes.xaxis)
-    else:
-        pad = max(0.06 * (high - low), 0.5)
-        axes.set_xlim(0.0 if low < 0.5 * high else low - pad, high + pad)
-        style.whole_numbers(axes.xaxis, bins=8)
-
-
-def _scale_values(axes, values, span=_SPAN):
-    """Scales the vertical axis to the values; returns whether it is logarithmic."""
-    low, high = np.min(values), np.max(values)
-    if style.log_scale_helps(values, span):
-        axes.set_ylim(low / 1.35, high * 1.35)
-        style.log_scale(axes)
-        return True
-    pad = 0.06 * (high - low) or 0.1 * abs(high)
-    axes.set_ylim(0.0 if 0 < low < 0.5 * high else low - pad, high + pad)
-    return style.wide_scale(axes, values)
+    return look | {"marker": marker, "color": colour, "markerfacecolor": face}
 
 
 def _draw_way(axes, table, looks):
@@ -229,9 +181,9 @@ def _draw_way(axes, table, looks):
     for stage, (colour, *_) in looks.items():
         here = table["stage"] == stage
         _draw_course(axes, places[here], table.loc[here, "blocks"], stage, colour)
-    _draw_states(axes, table, places, "blocks", looks, len(table))
+    _draw_states(axes, table, places, "blocks", looks)
     label = "blocks of the stage"
-    if _scale_values(axes, table["blocks"].to_numpy(float)):
+    if style.wide_scale(axes, table["blocks"]):
         label += " (log scale)"
     else:
         style.whole_numbers(axes.yaxis)
@@ -254,7 +206,7 @@ def _handles(table, looks, epsilon):
     has_verdicts = bool(states & {_MEETS, _DOES_NOT})
     for state in _STATES:
         if state in states or (has_verdicts and state in (_MEETS, _DOES_NOT)):
-            look = _mark(state, style.FAINT_INK, "o", 4.8)
+            look = _mark(state, style.FAINT_INK, "o")
             handles.append(style.line_handle(state, linestyle="none", **look))
     if has_verdicts:
         look = {"color": style.INK, "linestyle": _DASHED}
