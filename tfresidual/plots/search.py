@@ -113,7 +113,8 @@ def _draw_rule_panel(axes, table, column, looks, epsilon):
     blocks = measured["measured_blocks"]
     axes.set_xlim(0, 1.06 * blocks.max() + 0.5)
     style.whole_numbers(axes.xaxis, bins=8)
-    values = np.concatenate([measured[column], bound(blocks), measured[_AS_BUILT].dropna()])
+    limits = bound(np.array(axes.get_xlim()[1:]))
+    values = np.concatenate([measured[column], limits, measured[_AS_BUILT].dropna()])
     axes.set_ylim(0, 1.06 * values.max())
     if is_mean and style.log_scale_helps(values, _SPAN_OF_MEANS):
         axes.set_ylim(values.min() / 1.35, values.max() * 1.35)
