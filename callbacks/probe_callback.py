@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tfresidual.definitions.types import Data, Frame, OnError, OutputKind
     from tfresidual.routing import Chain
-    from tfresidual.sources.operations import Layers
+    from tfresidual.sources.graph import Layers
 
 # The number of images on which a probe is tried when training begins.
 TRIED = 8

@@ -38,8 +38,6 @@ _OF_PROBABILITIES = (*OF_LABELS, *OF_CLASSES, *OF_DIVERGENCES)
 _OF_PART_CONFIGS = (_OF.Huber, _OF.CosineSimilarity)
 # The reductions of a loss that is a mean over images.
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
-# The losses of Keras that compare the images of a batch with each other.
-_OF_PAIRS = (keras.losses.Circle,)
 _CROSS_ENTROPIES = (
     keras.losses.categorical_crossentropy,
     keras.losses.sparse_categorical_crossentropy,
@@ -315,31 +313,16 @@ def _per_image_of(loss):
     ignored_class = getattr(loss, "ignore_class", None)
     if not isinstance(loss, keras.losses.Loss):
         return _per_image(loss, ignored_class)
-    base, kind = keras.losses.Loss, type(loss)
-    if kind.__call__ is not base.__call__ or kind.call is base.call:
-        return _refusal(
-            "Argument `loss` of `compile` must have the method `call`, which returns one number "
-            "per image, and leave `__call__`, which makes one number of these, to "
-            f"`keras.losses.Loss`. Received: loss={kind.__name__}"
-        )
-    if isinstance(loss, _OF_PAIRS):
-        return _refusal(
-            "Argument `loss` of `compile` must give an image a loss that does not depend on the "
-            "other images of the batch: it cannot be measured per image otherwise. Received: "
-            f"loss={kind.__name__}"
-        )
+    if isinstance(loss, keras.losses.Circle):
+        return _per_image(_refused)
     # A loss object averages over the images when it is called; its method `call` does not.
     return _per_image(loss.call, ignored_class, loss.dtype)
 
 
-def _refusal(message):
-    """Returns a loss that raises an error where it is used: other probes do not need it."""
-
-    def losses(labels, outputs):
-        raise ValueError(message)
-
-    losses.ignore_class = None
-    return losses
+def _refused(labels, outputs):
+    raise ArgumentError(
+        "loss", "not compare the images of a batch, as one loss per image is measured", "circle"
+    )
 
 
 def _is_plain_cross_entropy(loss):
@@ -383,19 +366,6 @@ def _cross_entropy(from_logits):
 def _per_image(function, ignored_class=None, dtype=None, is_cast=True):
     """Returns the function averaged over all axes but the first, called as Keras calls it."""
 
-    def values_of(labels, outputs):
-        try:
-            return function(labels, outputs)
-        except (ValueError, TypeError) as error:
-            (reason, *_) = str(error).splitlines() or [""]
-            raise ArgumentError(
-                "data",
-                f"hold labels as the loss of the network takes them. {_name_of(function)} says: "
-                f"{reason}",
-                received=f"labels of shape {tuple(labels.shape)} for outputs of shape "
-                f"{tuple(outputs.shape)}",
-            ) from error
-
     def losses(labels, outputs):
         labels, outputs = ops.convert_to_tensor(labels), ops.convert_to_tensor(outputs)
         is_double = keras.backend.standardize_dtype(outputs.dtype) == "float64"
@@ -409,13 +379,13 @@ def _per_image(function, ignored_class=None, dtype=None, is_cast=True):
             if ignored_class is not None and are_indices(labels, outputs.shape[-1]):
                 of_position = ops.reshape(labels, ops.shape(is_counted))
                 is_counted = ops.logical_and(is_counted, of_position != ignored_class)
-            values = values_of(kept(labels, is_counted), _kept_outputs(outputs, is_counted))
+            values = function(kept(labels, is_counted), _kept_outputs(outputs, is_counted))
             if len(values.shape) > 1 and fits(values, is_counted):
                 mask = _mask_of(values)
                 if mask is not None and len(mask.shape) == 2:
                     is_counted = ops.logical_and(is_counted, mask)
                 return _mean_of_positions(values, is_counted)
-        values = values_of(labels, outputs)
+        values = function(labels, outputs)
         images, numbers = outputs.shape[0], values.shape[0] if len(values.shape) else 1
         # The number of values does not depend on the number of images, or is not a multiple of it.
         is_fixed = numbers is not None and images is None

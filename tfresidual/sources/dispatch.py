@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from tfresidual.definitions.types import ChainSource, OutputKind
-    from tfresidual.sources.operations import Layers
+    from tfresidual.sources.graph import Layers
 
 
 def chain(

@@ -16,7 +16,16 @@ from tfresidual.routing.chain import Block, Chain, Stage
 from tfresidual.routing.losses import loss_of, note_of_loss, reference_loss_of
 from tfresidual.routing.positions import VALID_POSITIONS
 from tfresidual.routing.sizes import with_sizes
-from tfresidual.sources.blocks import is_unit, other_anchor, shortcut_of_unit
+from tfresidual.sources.blocks import (
+    BOUNDED,
+    bound_of_branch,
+    is_unit,
+    other_anchor,
+    parameters_of,
+    shortcut_of_unit,
+    variables_of,
+    weights_by_role,
+)
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.graph import described, path_to, replay
 from tfresidual.sources.one_output import input_names_of
@@ -24,13 +33,6 @@ from tfresidual.sources.outputs import (
     is_guessed,
     kind_of_graph,
     outputs_of,
-)
-from tfresidual.sources.weights import (
-    BOUNDED,
-    bound_of_branch,
-    parameters_of,
-    variables_of,
-    weights_by_role,
 )
 
 # The beginning of the note on outputs of which nothing says what they are.

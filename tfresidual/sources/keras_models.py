@@ -11,9 +11,16 @@ from tfresidual.routing.losses import note_of_loss, reference_loss_of
 from tfresidual.sources.blocks import is_addition, is_unit
 from tfresidual.sources.division import divided
 from tfresidual.sources.functional import chain_of_division
-from tfresidual.sources.graph import has_graph, inputs_of, reference_of
+from tfresidual.sources.graph import (
+    chooser,
+    has_graph,
+    inputs_of,
+    may_hide,
+    package_of,
+    reference_of,
+    unwrapped,
+)
 from tfresidual.sources.one_output import OneOutput, input_names_of, with_output
-from tfresidual.sources.operations import chooser, may_hide, package_of, unwrapped
 from tfresidual.sources.padding import check_padding, with_padding
 from tfresidual.sources.tracer import closed, traced, whole_graph
 

@@ -23,8 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.routing.agreement import ALLOWED_OTHERWISE, allowed_difference
-from tfresidual.sources.graph import calling
-from tfresidual.sources.operations import package_of, unwrapped
+from tfresidual.sources.graph import calling, package_of, unwrapped
 
 # What a layer does to a state: it returns a bias plus what grows in proportion, or normalizes it,
 # with or without subtraction of the mean.

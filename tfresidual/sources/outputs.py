@@ -11,7 +11,7 @@ from tfresidual.routing.losses import (
     single,
     takes_probabilities,
 )
-from tfresidual.sources.operations import is_of_keras, unwrapped
+from tfresidual.sources.graph import is_of_keras, unwrapped
 
 # The kinds of probabilities that a last activation can return.
 PROBABILITIES = ("probabilities", "label_probabilities")

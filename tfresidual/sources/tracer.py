@@ -26,11 +26,11 @@ from tfresidual.sources.graph import (
     Weight,
     has_graph,
     inputs_of,
+    is_of_keras,
     mask_of,
     path_to,
 )
 from tfresidual.sources.one_output import OneOutput
-from tfresidual.sources.operations import is_of_keras
 
 # The size that open axes of images are taken to have, unless `inputs` are given. Those of sequences
 # stay open: few layers need to know how many positions there are.
