@@ -225,11 +225,18 @@ def test_frozen_blocks_and_low_rank_adapters():
 
 # Files.
 
+
+def own_network():
+    keras.utils.set_random_seed(0)
+    return ResidualNetwork((8, 8, 3), 4, blocks=3, widths=(4,), dtype="mixed_float16")
+
+
 FILES = {
     "functional, lists": (convnext, lists_of, True),
     "functional, chain": (convnext, tfr.chain, False),
     "custom layers, lists": (transformer, layers_of, True),
     "custom layers, chain": (transformer, tfr.chain, True),
+    "a network of this package": (own_network, lambda model: None, True),
 }
 
 
@@ -254,7 +261,7 @@ def test_a_compiled_model_trains_on_from_its_file(name, tmp_path):
         for _ in range(2):
             one.train_on_batch(images, labels)
     assert_same_weights(again, model)
-    for ours, theirs in zip(again.optimizer.variables, optimizer.variables, strict=True):
+    for ours, theirs in zip(again.optimizer.variables, model.optimizer.variables, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     again.save(tmp_path / "whole.keras")
     assert_same_weights(keras.saving.load_model(tmp_path / "whole.keras"), model)

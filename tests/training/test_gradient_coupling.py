@@ -396,24 +396,6 @@ def test_learning_rate():
         optimizer.learning_rate = 0.1
 
 
-@pytest.mark.system
-@pytest.mark.compiled
-@pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("mixed_float16", marks=pytest.mark.nightly)]
-)
-def test_a_training_resumes_from_its_file(tmp_path, dtype):
-    def optimizer():
-        return GradientCoupling(OPTIMIZERS["adam"](), 0.5, kernel="triangular", first_block=1)
-
-    whole = fitted(optimizer(), epochs=2, dtype=dtype)
-    fitted(optimizer(), epochs=1, dtype=dtype).save(tmp_path / "half.keras")
-    again = keras.saving.load_model(tmp_path / "half.keras")
-    assert int(again.optimizer.iterations) == 2
-    fit(again, batches())
-    assert_same(again.variables, whole.variables)
-    assert_same(again.optimizer.variables, whole.optimizer.variables)
-
-
 @pytest.mark.parametrize(
     ("name", "kwargs"),
     [
