@@ -3,7 +3,6 @@
 Not covered: `data --download`, which needs a connection.
 """
 
-import inspect
 import json
 import os
 import pathlib
@@ -175,23 +174,6 @@ def test_defaults_are_those_of_the_package():
             assert re.search(r"\[default: (?!None).+\]$", option.help), (command, name)
 
 
-def test_defaults_in_words():
-    from tfresidual import chain, datasets
-    from tfresidual.jobs.building import build
-    from tfresidual.jobs.settings import Settings
-
-    assert "20000 of digitclutter" in OPTIONS["data", "train_size"].help
-    assert "20,000 of Digitclutter" in " ".join(inspect.getdoc(datasets.load).split())
-    assert "2000 of digitclutter" in OPTIONS["data", "test_size"].help
-    assert "2,000 of Digitclutter" in " ".join(inspect.getdoc(datasets.load).split())
-    assert "[default: 20, 6 and 16]" in OPTIONS["study", "depth"].help
-    blocks = {}
-    for name in ("resnet", "hauser_resnet", "resnet101"):
-        stages = chain(build(Settings(network=name))).stages
-        blocks[name] = [sum(block.keeps_shape for block in stage.blocks) for stage in stages]
-    assert blocks == {"resnet": [3, 2, 2], "hauser_resnet": [6, 6, 6], "resnet101": [16, 16, 16]}
-
-
 def test_choices_are_those_of_the_package():
     from tfresidual import datasets, networks, training
     from tfresidual.jobs.settings import Settings
@@ -214,12 +196,6 @@ def test_choices_are_those_of_the_package():
     assert set(settings.DATASETS) == set(named)
     assert set(settings.DATASETS) <= set(training.RECIPES)
     assert Settings().data in settings.DATASETS
-
-
-def test_depths():
-    convert = tfresidual_cli.Depths().convert
-    assert convert("4", None, None) == 4
-    assert convert("4,5,6", None, None) == (4, 5, 6)
 
 
 # Wrong arguments

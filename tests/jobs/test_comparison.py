@@ -93,9 +93,8 @@ def test_errors_stand_beside_chance_and_their_noise(runs):
         (folder / "probes" / "probes.json").write_text(json.dumps(records))
         pd.DataFrame([row]).to_csv(folder / "probes" / "convergence_indices.csv", index=False)
         said.append(text_of(compare(runs)))
-    assert "error on test images not judged not judged" in said[0]
-    assert "Digitclutter, 3 digits 0.5000 not judged" in said[1]
-    assert "Not judged: plain, gated," in said[0] and "Not judged: gated," in said[1]
+    assert "Digitclutter, 3 digits 0.5000 \N{EN DASH}" in said[1]
+    assert "Not judged: plain, gated;" in said[0] and "Not judged: gated;" in said[1]
     text = said[-1]
     assert "ot judged" not in text
     assert "Digitclutter, 3 digits, standard error 0.05000 0.04583" in text

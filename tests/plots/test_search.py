@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
-from plots.read_figures import draws, legend_texts, lines_with, metric_lines, named_items, points
+from plots.read_figures import draws, legend_texts, lines_with, metric_lines, points
 
 from tfresidual import plots
 
@@ -115,22 +115,6 @@ def test_what_the_networks_give_as_built():
     expected = pairs(known, "measured_blocks", "built")
     np.testing.assert_allclose(dots(figure.axes[1], "as built"), expected)
     assert "as built" in legend_texts(figure)
-
-
-def test_deviations_are_bars_in_the_panel_of_distances():
-    frame = search_frame(statuses={2: "failed"})
-    frame.loc[0, "scaled_distance_deviation"] = np.nan
-    of_stages, *others = (
-        named_items(axes.collections, "deviation") for axes in plots.depth_search(frame).axes
-    )
-    segments = [ends for bars in of_stages for ends in bars.get_segments()]
-    drawn = sorted((float(low[0]), float(low[1]), float(high[1])) for low, high in segments)
-    rows = frame.dropna(subset="scaled_distance_deviation")
-    middle, deviation = rows["scaled_distance"], rows["scaled_distance_deviation"]
-    rows = rows.assign(low=middle - deviation, high=middle + deviation)
-    assert len(drawn) == 9
-    np.testing.assert_allclose(drawn, pairs(rows, "measured_blocks", "low", "high"))
-    assert others == [[], []]
 
 
 class TestWay:

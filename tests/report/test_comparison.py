@@ -134,15 +134,3 @@ def test_other_options_are_said_where_they_matter():
 def test_what_only_one_network_has_is_left_out():
     networks = {"a": network(), "b": network("readout")}
     assert list(sections_of(networks)) == ["Reading out early"]
-
-
-def test_frames_that_no_figure_can_hold_are_a_table():
-    bare = block_frame()[["stage", "block", "l2_ratio"]]
-    networks = {"a": {"drop_blocks": measured(drop_frame())}}
-    networks["b"] = {
-        "drop_blocks": measured(bare.assign(error=0.5, unperturbed_error=0.1, block=0))
-    }
-    (section,) = comparison_sections(networks, 0.1)
-    assert section.figure is None
-    assert section.caution.startswith("Not drawn in one figure: ")
-    assert len(section.frame)

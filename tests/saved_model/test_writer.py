@@ -12,14 +12,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference.random_network import random_network
 from reference.small_networks import BFLOAT16
 from saved_model.cases import WITH_CONTEXT, data_of
 
 from tfresidual import probes
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.block_values import BLOCK_METRICS
-from tfresidual.sources.exporting import export
 
 # What signatures take of images that are no array, by their names.
 INPUTS = {
@@ -280,23 +278,3 @@ def test_gradients_flow_through_what_was_loaded(case, loaded):
 
 
 # What is written
-
-
-def folder_size(folder):
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("probing", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_no_variable_is_stored_twice(tmp_path, probing):
-    net = random_network(blocks=(2,), widths=(96,), share_from=0, batch_norm="unshared")
-    weights = sum(variable.numpy().nbytes for variable in net.variables)
-    # That of the seed generators, and names, are not worth a word.
-    assert weights > 300_000
-    export(net, tmp_path / "net", probing=probing)
-    (values,) = (tmp_path / "net" / "variables").glob("*data*")
-    assert 0.95 * weights < values.stat().st_size < 1.1 * weights
-    assert folder_size(tmp_path / "net") < 1.3 * weights + 10 * 2**20
-    stored = tf.train.list_variables(str(tmp_path / "net" / "variables" / "variables"))
-    sizes = [int(np.prod(shape)) for name, shape in stored if "CHECKPOINTABLE" not in name]
-    assert sum(sizes) <= sum(int(np.prod(v.shape)) for v in net.variables)

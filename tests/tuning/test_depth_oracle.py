@@ -20,7 +20,6 @@ from tuning.synthetic_search import (
     depths_of,
     end,
     follow,
-    follow_plan,
     hyperbolic,
     power,
     proportional,
@@ -83,14 +82,6 @@ def served(monkeypatch):
 
 
 class TestSearch:
-    def test_does_what_the_plan_says(self, tmp_path):
-        for place in range(2):
-            noisy = Stages(MIXED.laws, noise=0.03, seed=place)
-            tuner = search(tmp_path / str(place), noisy, (4, 4, 4), tolerance=place)
-            found, settings = follow_plan(noisy, (4, 4, 4), tolerance=place)
-            assert tuner.ran == settings
-            assert outcomes_of(tuner.oracle)[0].blocks == found.best
-
     def test_max_trials(self, tmp_path):
         tuner = search(tmp_path, EASY, (40,), max_trials=2)
         (outcome,) = outcomes_of(tuner.oracle)
@@ -380,15 +371,6 @@ class TestFailures:
         trial = oracle.create_trial("a")
         assert (trial.trial_id, blocks(trial.hyperparameters)) == ("0001", (2,))
 
-    def test_what_waits_for_a_retry_is_not_lost(self, tmp_path):
-        oracle = quiet_oracle(tmp_path, max_retries_per_trial=1)
-        end(oracle, oracle.create_trial("a"), "INVALID")
-        again = reloaded(tmp_path, max_retries_per_trial=1)
-        assert trace_of(again)["status"].tolist() == ["running"]
-        # The first failure is not forgotten.
-        end(again, again.create_trial("b"), "INVALID")
-        assert again.trials["0000"].status == "FAILED"
-
     def test_a_chief_does_not_raise(self, tmp_path, served):
         oracle = quiet_oracle(tmp_path, (9,))
         wire = Wire(oracle)
@@ -468,22 +450,6 @@ class TestTrace:
         known = ["trial", "status", "stage", "blocks", "found"]
         assert frame.loc[2:, [n for n in frame if n not in known]].isna().all(axis=None)
         assert not frame["found"].any()
-
-    @pytest.mark.parametrize("status", ["FAILED", "RUNNING", None])
-    def test_nothing_finished(self, tmp_path, status):
-        oracle = quiet_oracle(tmp_path)
-        # A chief has written its file, and no worker has asked yet.
-        oracle.save()
-        trial = oracle.create_trial("a") if status else None
-        if status == "FAILED":
-            end(oracle, trial, status)
-        read = read_search(tmp_path / "search")
-        assert [outcome.status for outcome in outcomes_of(read)] == ["searching"]
-        frame = trace_of(read)
-        assert frame["status"].tolist() == ([status.lower()] if status else [])
-        if status:
-            assert_types(frame)
-        assert list(frame.columns) == list(TYPES)
 
     def test_read_from_the_disk(self, tmp_path, oracle):
         before = contents_of(tmp_path)

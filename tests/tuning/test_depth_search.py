@@ -369,15 +369,6 @@ class TestOtherHyperparameters:
         tuner.results_summary()
         assert f"width=3: {outcomes[1].message}" in capsys.readouterr().out
 
-    def test_too_large_networks(self, tmp_path):
-        most = sum(np.prod(weight.shape) for weight in network((4,)).trainable_weights)
-        tuner = searched(tmp_path, start=(8,), max_blocks=8, max_trials=2, max_model_size=int(most))
-        trace = tuner.trace()
-        assert trace["status"].tolist() == ["failed", "completed"]
-        assert trace["blocks"][1] <= 4
-        first, _ = tuner.oracle.in_order()
-        assert "Oversized model" in first.message
-
 
 class TestWarmStart:
     @pytest.mark.nightly

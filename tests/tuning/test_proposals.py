@@ -374,17 +374,6 @@ class TestLaws:
             most[len(settings)] += 1
         assert most[4] <= 0.1 * 80
 
-    # The share of 2,000 searches was 0.92, 0.79, 0.72, 0.63: stages that saturate at different
-    # depths wait for one another.
-    @pytest.mark.parametrize(
-        ("stages", "share"), [(1, 0.9), (2, 0.75), nightly(3, 0.65), nightly(4, 0.55)]
-    )
-    def test_others_take_four_trials_mostly(self, stages, share):
-        for name, least, most in (("saturating", share, 6), ("inverse", 0.99, 5)):
-            trials = [len(settings) for _, _, settings, _ in searches(name, stages, 100)]
-            assert max(trials) <= most
-            assert sum(count <= 4 for count in trials) >= least * 100
-
     @pytest.mark.parametrize("name", ["saturating", "hyperbolic", "tanh"])
     def test_a_start_that_is_too_deep(self, name):
         for _, found, settings, answer in searches(name, 2, 30, starts=(20, 60, 120)):
@@ -404,36 +393,6 @@ class TestLaws:
         assert follow_plan(stages_of(constant(0.0)), (40,))[1] == [(40,), (1,)]
         mixed = stages_of(constant(1.0), constant(1.0), offsets=(0, 1))
         assert follow_plan(mixed, (4, 4))[0].best == (10, 11)
-
-
-@pytest.mark.parametrize("stages", [1, 2, nightly(3)])
-@pytest.mark.parametrize("name", ["constant", "saturating", "inverse"])
-def test_noise(name, stages):
-    """Distances with a standard deviation of 3 %: around the answer, chance decides."""
-    off, trials = [], []
-    for seed in range(40):
-        rng = random.Random(seed)
-        laws = tuple(RANDOM_LAWS[name](rng) for _ in range(stages))
-        noisy = Stages(laws, noise=0.03, seed=seed)
-        answer = Stages(laws).answer(EPSILON, 300)
-        if None in answer:
-            continue
-        found, settings = follow_plan(noisy, (4,) * stages, limits=[(1, 300)] * stages)
-        assert found.status == "found"
-        met = [setting for setting in settings if noisy.meets(setting, EPSILON)]
-        assert sum(found.best) == min(map(sum, met))
-        assert len(set(settings)) == len(settings)
-        trials.append(len(settings))
-        off += [
-            abs(depth - least) / (0.03 * least + 1)
-            for depth, least in zip(found.best, answer, strict=True)
-        ]
-    assert len(trials) >= 30
-    # In blocks, one and so many standard deviations.
-    assert np.mean(off) <= 1
-    assert max(off) <= 4
-    assert max(trials) <= 25
-    assert np.mean(trials) <= 10
 
 
 @hypothesis.settings(deadline=None)

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 # Marks pages written by this command: nothing else is replaced.
 GENERATOR = "tfresidual compare"
 _HEAD = 2000
-# What the rows of errors begin with.
-ERROR_ON = "error on "
 # The frames that the page shows.
 FRAMES = {frame for figure in FIGURES for frame in frames_of(figure)}
 
@@ -238,33 +236,25 @@ def _training_section(runs, measured):
     ]
     table = pd.concat(results, axis=1).rename_axis("value")
     unjudged = [name for name, found in indices.items() if found is None]
+    reading = (
+        "The best epoch has the highest validation metric; its network is the one probed below. "
+        "The error on the test images is that of the network probed."
+    )
     if unjudged:
-        errors = [name for name in table.index if name.startswith(ERROR_ON)]
-        table = table.reindex([*table.index, *([] if errors else [f"{ERROR_ON}test images"])])
-        table.loc[errors or table.index[-1:], unjudged] = "not judged"
+        reading += (
+            f" Not judged: {', '.join(unjudged)}; `tfresidual probe RUN --probe "
+            "convergence_indices` measures the error."
+        )
     return Section(
         "Training",
         "Losses and metrics of all trainings, epoch by epoch, and their last and best values.",
         figure=drawn,
         frame=table,
-        reading="The best epoch has the highest validation metric; its network is the one probed "
-        "below. The error on the test images is that of the network probed."
-        + _reason_for(unjudged),
+        reading=reading,
         caution=f"Not below chance by two standard errors: {', '.join(guessing)}. What probes "
         "measure of a network that guesses says nothing about what it has learned."
         if guessing
         else None,
-    )
-
-
-def _reason_for(unjudged):
-    """Returns why runs have no error on test images."""
-    if not unjudged:
-        return ""
-    return (
-        f" Not judged: {', '.join(unjudged)}, on which the probe that measures it was not run, so "
-        "that it is not known whether the network only guesses; "
-        "`tfresidual probe RUN --probe convergence_indices` runs it."
     )
 
 
@@ -281,7 +271,7 @@ def _results(log, metrics, indices):
             found |= {f"{key}, best": best[key], f"epoch of the best {key}": int(best["epoch"]) + 1}
     if indices is not None:
         error, chance = indices.frame[["error", "chance"]].iloc[0]
-        what = f"{ERROR_ON}{indices.on or 'images that are not recorded'}"
+        what = f"error on {indices.on or 'images that are not recorded'}"
         found[what] = error
         if indices.images:
             found[f"{what}, standard error"] = error_of_share(error, indices.images)

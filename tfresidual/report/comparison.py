@@ -120,23 +120,16 @@ def _section(figure, parts, measured, epsilon):
     """Returns the section of one figure; `measured` holds its frames, network by network."""
     names = list(dict.fromkeys(parts[0]["split"]))
     table = differences(parts[0], figure.column)
-    caution = _caution(names, measured)
-    try:
-        drawn = draw(figure, parts, epsilon)
-    except ValueError as error:
-        # Networks may differ so much that no figure holds them all.
-        drawn, reason = None, str(error).partition(" Received: ")[0]
-        caution = " ".join(filter(None, (caution, f"Not drawn in one figure: {reason}")))
     on = {frames[0].on for frames in measured}
     return Section(
         figure.title,
         figure.question,
-        figure=drawn,
+        figure=draw(figure, parts, epsilon),
         frame=table if len(table) else None,
         reading=figure.reading,
         source=figure.source,
         images=on.pop() or None if len(on) == 1 else None,
-        caution=caution,
+        caution=_caution(names, measured),
     )
 
 
