@@ -55,6 +55,8 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
             training. When training is resumed, earlier epochs count too, but are not exported
             again.
         overwrite: whether existing exports of the same epochs are replaced.
+        inputs: see `tfresidual.export`; needed for a network that leaves the sizes of its inputs
+            open.
         on_error: what happens if an export fails after training has begun: `"warn"`, a warning, and
             training continues without it, or `"raise"`, the error.
 
@@ -73,12 +75,14 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
         every: int = 1,
         epochs: Iterable[int] | None = None,
         overwrite: bool = False,
+        inputs: Any = None,
         on_error: OnError = "warn",
     ) -> None:
         super().__init__()
         self.set_on_error(on_error)
         self.every: int = every
         self.overwrite: bool = check_bool("overwrite", overwrite)
+        self.inputs = inputs
         self.folder: pathlib.Path = checked_path("folder", folder)
         check_can_open("folder", self.folder)
         self.epochs: frozenset[int] | None = None
@@ -116,7 +120,7 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
                 # Finds out here, not after the epoch, whether the model can be exported. A model
                 # that is built by its first batch can only be checked after that batch.
                 if self.model.built:
-                    parts_to_save(chain_in_training(self.model))
+                    parts_to_save(chain_in_training(self.model), inputs=self.inputs)
                 self._held = held.pop_all()
         if epoch == 0 and self._is_chosen(0):
             self._export(0)
@@ -163,4 +167,5 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
 
     def _export(self, number):
         path = series_path(self.folder, number)
-        export(chain_in_training(self.model), path, overwrite=self.overwrite)
+        chain = chain_in_training(self.model)
+        export(chain, path, overwrite=self.overwrite, inputs=self.inputs)

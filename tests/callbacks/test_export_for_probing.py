@@ -125,7 +125,7 @@ def count_exports(monkeypatch):
     calls = []
     module = ExportForProbing.__module__
     assert module.endswith("export_for_probing")
-    monkeypatch.setattr(f"{module}.export", lambda chain, path, overwrite: calls.append(path))
+    monkeypatch.setattr(f"{module}.export", lambda chain, path, **options: calls.append(path))
     return calls
 
 

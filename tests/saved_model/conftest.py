@@ -20,7 +20,7 @@ def case(request, tmp_path_factory):
     """A network or chain by hand, its chain, data, and the folder of its SavedModel."""
     kind, dtype = request.param
     net, path = cases.network_of(kind, dtype), tmp_path_factory.mktemp("case") / "net"
-    export(net, path)
+    export(net, path, inputs=cases.data_of(kind)[0])
     return types.SimpleNamespace(
         kind=kind,
         is_exact=dtype == "float32",

@@ -171,7 +171,7 @@ def test_the_chain_says_what_the_live_one_says_and_is_exported_again(case, tmp_p
         one, other = (block.weights for block in loaded.stages[1].blocks)
         shared = [role for role in one if one[role] is other[role]]
         assert {role for role in one if role.endswith("kernel")} <= set(shared) < set(one)
-    again = exported_and_opened(loaded, tmp_path / "again")
+    again = exported_and_opened(loaded, tmp_path / "again", case.data[0])
     assert str(again) == str(loaded)
     layouts = [(path / LAYOUT_FILE).read_text() for path in (case.path, tmp_path / "again")]
     assert layouts[0] == layouts[1]
@@ -179,8 +179,8 @@ def test_the_chain_says_what_the_live_one_says_and_is_exported_again(case, tmp_p
     pd.testing.assert_frame_equal(found, expected, check_exact=True)
 
 
-def exported_and_opened(chain, path):
-    export(chain, path)
+def exported_and_opened(chain, path, inputs=None):
+    export(chain, path, inputs=inputs)
     return tfr.chain(path)
 
 

@@ -71,10 +71,18 @@ def masked_model():
     return keras.Model({"ids": ids, "padding_mask": mask}, keras.layers.Dense(3)(state[:, 0]))
 
 
+MASKED = {
+    "ids": np.arange(12, dtype="int32").reshape(2, 6) % 7,
+    "padding_mask": np.array([[1] * 6, [1, 1, 1, 0, 0, 0]]),
+}
+
+
 @pytest.mark.system
 def test_serving_is_predict_masks_included(tmp_path):
     model = masked_model()
-    tfr.export(model, tmp_path / "net")
+    with refused("inputs"):
+        tfr.export(model, tmp_path / "net")
+    tfr.export(model, tmp_path / "net", inputs=MASKED)
     serve = tf.saved_model.load(str(tmp_path / "net")).signatures["serving_default"]
     rng = np.random.default_rng(0)
     for positions in (4, 9):
@@ -100,11 +108,11 @@ def test_a_chain_that_loses_the_mask_is_refused(tmp_path):
 
     lost = dataclasses.replace(chain, context=without, compiled={})
     with refused("chain"):
-        tfr.export(lost, tmp_path / "net", probing=False)
+        tfr.export(lost, tmp_path / "net", probing=False, inputs=MASKED)
     assert not list(tmp_path.iterdir())
 
 
-# Samples on which the network and the export are compared
+# Inputs by name
 
 
 def small_chain(input_shape, input_dtype, **settings):

@@ -14,7 +14,6 @@ from refusals import refused
 
 import tfresidual as tfr
 from tfresidual import networks, routes, surgery
-from tfresidual.routing.agreement import sample_images
 
 pytestmark = pytest.mark.eager
 
@@ -162,14 +161,6 @@ APPLICATIONS = {
     "EfficientNetV2B0": {"include_preprocessing": False},
     "ConvNeXtTiny": {"include_preprocessing": False},
 }
-HUB = {
-    "BertTextClassifier": {},
-    "BertBackbone": {"output": "sequence_output"},
-    "GPT2Backbone": {},
-    "LlamaBackbone": {},
-    "GemmaBackbone": {},
-    "ViTBackbone": {},
-}
 
 
 @functools.cache
@@ -219,59 +210,94 @@ def opened_elsewhere(model, given, folder, then, imports=""):
     assert done.returncode == 0, done.stderr
 
 
-def blocks_of_last_layer(chain):
-    """The blocks in the last of the layers of which there are several."""
-    level = next(
-        level for level in range(9) if len({id(block.inside[level]) for block in chain.blocks}) > 1
+def language_model():
+    """A model of keras-hub that generates text, with a vocabulary that is in no configuration."""
+    import keras_hub
+
+    tokens = {word: place for place, word in enumerate(["<|endoftext|>", "ab", *"abcdefgh"])}
+    tokenizer = keras_hub.models.GPT2Tokenizer(tokens, merges=["a b"])
+    backbone = keras_hub.models.GPT2Backbone(
+        vocabulary_size=len(tokens),
+        num_layers=3,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=16,
+        max_sequence_length=16,
     )
-    last = chain.blocks[-1].inside[level]
-    return [(b.stage, b.index) for b in chain.blocks if b.inside[level] is last]
+    return keras_hub.models.GPT2CausalLM(
+        backbone, keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=8)
+    )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == "BertTextClassifier" else pytest.param(n, marks=pytest.mark.nightly) for n in HUB],
-)
-def test_models_of_keras_hub_have_fewer_layers(name, tmp_path):
+def test_a_smaller_language_model_generates(tmp_path):
+    """With the vocabulary, frozen layers, loss and sampler of the whole one; so does its file."""
+    model = language_model()
+    model.backbone.get_layer("transformer_layer_0").trainable = False
+    model.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=[], sampler="greedy")
+    found = surgery.without_blocks(model, ["transformer_layer_1"])
+    assert type(found) is type(model) and found.loss == model.loss
+    gone = model.backbone.get_layer("transformer_layer_1").trainable_variables
+    assert len(found.trainable_variables) == len(model.trainable_variables) - len(gone)
+    text = found.generate("abc", max_length=8)
+    found.save(tmp_path / "smaller.keras")
+    opened = keras.saving.load_model(tmp_path / "smaller.keras", compile=False)
+    opened.compile(sampler="greedy")
+    assert opened.generate("abc", max_length=8) == text
+
+
+def test_layers_keep_the_window_of_their_place():
+    """Where inputs are longer than it; called one by one by hand."""
     from sources import zoo
 
-    model = zoo.build(name)
-    chain = tfr.chain(model, **HUB[name])
-    blocks = blocks_of_last_layer(chain)
-    found = surgery.without_blocks(model, blocks, **HUB[name])
-    assert type(found) is type(model)
-    assert found.count_params() < model.count_params()
-    images = keras.tree.map_structure(np.asarray, sample_images(chain))
-    expected = routes.follow(chain, routes.drop(chain, *blocks))(images)
-    outputs = found(images, training=False)
-    outputs = outputs[HUB[name]["output"]] if HUB[name] else outputs
-    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
-    opened_elsewhere(found, images, tmp_path, "", ", keras_hub")
-    if len(blocks) > 1:
+    windows = {"use_sliding_window_attention": True, "sliding_window_size": 250}
+    model = zoo.made("GemmaBackbone", num_layers=4, **windows)
+    ids = RNG.integers(0, 24, (2, 320))
+    inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+    with refused("inputs"):
+        surgery.without_blocks(model, ["decoder_block_1"])
+    found = surgery.without_blocks(model, ["decoder_block_1"], inputs=inputs)
+    state = model.token_embedding(ids) * 8**0.5
+    for index in (0, 2, 3):
+        state = model.get_layer(f"decoder_block_{index}")(state, padding_mask=tf.ones_like(ids))
+    expected = model.get_layer("final_normalization")(state)
+    np.testing.assert_allclose(found(inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_are_those_of_the_chain():
+    """Numbers of a model whose layers may be opened or not say nothing without its chain."""
+    from sources import zoo
+
+    model = zoo.made("GPT2Backbone", num_layers=3)
+    inputs = {"token_ids": np.ones((2, 6)), "padding_mask": np.ones((2, 6))}
+    opened = tfr.chain(model, inputs=inputs)
+    whole = tfr.chain(model)
+    assert len(opened.blocks) == 6 and len(whole.blocks) == 3
+    wanted = surgery.without_blocks(model, ["transformer_layer_1"])
+    for chain, blocks in ((opened, [(1, 2), (1, 3)]), (whole, [(1, 1)])):
+        found = surgery.without_blocks(chain, blocks)
+        np.testing.assert_array_equal(found(inputs), wanted(inputs))
+    for blocks in ([(1, 1)], ["stage1/block1"], routes.drop(whole, (1, 1))):
         with refused("blocks"):
-            surgery.without_blocks(model, blocks[:1], **HUB[name])
+            surgery.without_blocks(model, blocks)
+    with refused("blocks"):
+        surgery.without_blocks(opened, [(1, 2)])
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["ViTBackbone", "BertBackbone"])
-def test_a_model_of_keras_hub_inside_of_another(name, tmp_path):
-    """A functional model that calls it has one of fewer layers."""
-    from sources import zoo
+def test_what_surrounds_blocks_stays_as_it_is():
+    """An input that is optional, and loss and metrics that are functions of one's own."""
+    first, second = (keras.Input((4,), name=name, optional=name == "b") for name in "ab")
+    state = first
+    for index in range(2):
+        state = layers.Add(name=f"add{index}")([state, layers.Dense(4)(state)])
+    model = keras.Model({"a": first, "b": second}, state)
 
-    inner = zoo.build(name)
-    inputs = keras.tree.map_structure(
-        lambda one: keras.Input(one.shape[1:], dtype=one.dtype, name=one.name), inner.input
-    )
-    state = inner(inputs) if name == "ViTBackbone" else inner(inputs)["sequence_output"]
-    model = keras.Model(inputs, layers.Dense(3)(2 * state[:, 0]))
-    chain = tfr.chain(model)
-    blocks = blocks_of_last_layer(chain)
-    found = surgery.without_blocks(model, blocks)
-    images = keras.tree.map_structure(np.asarray, sample_images(chain))
-    expected = routes.follow(chain, routes.drop(chain, *blocks))(images)
-    given = keras.tree.pack_sequence_as(found.input, keras.tree.flatten(images))
-    np.testing.assert_allclose(found(given), expected, rtol=1e-5, atol=1e-5)
-    opened_elsewhere(found, images, tmp_path, "", ", keras_hub")
+    def penalty(labels, outputs):
+        return tf.reduce_mean(tf.square(labels - outputs))
+
+    model.compile(keras.optimizers.Adam(0.3), penalty, metrics=[penalty])
+    found = surgery.without_blocks(model, ["add1"])
+    assert found.inputs[1]._keras_history.operation.optional
+    assert found.loss is penalty and float(found.optimizer.learning_rate) == np.float32(0.3)
 
 
 def test_a_model_made_of_parts_of_a_chain_can_be_loaded(tmp_path):
@@ -313,6 +339,9 @@ def sharing():
     return keras.Model(inputs, layers.Dense(2)(state))
 
 
+ROUTE = routes.Route("all", (tuple(routes.Application(index) for index in range(4)),))
+
+
 @pytest.mark.parametrize(
     ("model", "blocks", "names"),
     [
@@ -325,7 +354,7 @@ def sharing():
         (by_hand, [(1,)], ["blocks"]),
         (by_hand, [None], ["blocks"]),
         (lambda: None, [(1, 0)], ["model"]),
-        (lambda: tfr.chain(by_hand()), [(1, 0)], ["model"]),
+        (lambda: routes.follow(tfr.chain(by_hand()), ROUTE), [(1, 0)], ["model"]),
         (subclassed, [(1, 0)], ["model"]),
         (sharing, [(1, 0)], ["blocks"]),
         (lambda: random_network(blocks=3, widths=(4, 8)), [(2, 0)], ["blocks"]),

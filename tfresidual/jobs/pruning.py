@@ -221,7 +221,7 @@ def _made(folder, model, chain, frame, origin, settings, train, validation, judg
     """Returns the smaller network and the frame of `tfresidual.surgery.prune`."""
     say(console, f"making the network of {int(frame['blocks_left'].iloc[-1])} blocks")
     keras.utils.set_random_seed(settings.seed)
-    made, frame = planned(model, frame, datasets.plain(train), judge, origin.statistics)
+    made, frame = planned(frame, datasets.plain(train), judge, origin.statistics)
     if origin.tuning_epochs:
         say(console, f"training without the blocks: {origin.tuning_epochs} epochs")
         keras.utils.set_random_seed(settings.seed)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.compiled import compiled
-from tfresidual.routing.data import dtype_taken, is_shape, key_of, sliced, spec_of
+from tfresidual.routing.data import batches_of, dtype_taken, is_shape, key_of, sliced, spec_of
 from tfresidual.routing.positions import are_per_position, counted, not_ignored
 from tfresidual.routing.scores import LOGITS, OUTPUTS, named_outputs, with_logits
 
@@ -22,11 +22,8 @@ HUGE_WEIGHT, HUGE_STATE, HUGE_OTHERWISE = 1e3, {"float16": 4096.0}, 1e15
 # The number of images on which a run compares a chain with its network, which keeps all its states
 # while it computes.
 COMPARED = 4
-# The number of random images that a network is tried on.
+# The number of random images.
 SAMPLES = 2
-# Sizes to try for axes of unknown size: the most common image size first, then smaller ones for
-# tokens with few positions, and larger ones for sound, which is downsampled many times.
-SIZES = (224, 256, 64, 32, 16, 8, 4, 512, 4096, 65536)
 
 
 class DisagreementError(ArgumentError):
@@ -154,25 +151,29 @@ def check_losses(chain, loss, labels, found):
             )
 
 
-def sample_images(chain):
-    """Returns images that a network accepts, or `None` if it accepts none of those tried.
+def inputs_to_compare(chain, inputs=None, size=None):
+    """Returns a few images on which what is made of a chain is compared with its network.
 
-    Their values are from 0 to 2. Ids are 0 and 1, and the first of a sequence is 1, so that no
-    sequence is all padding. Masks are true for a whole image, and for the first half of another.
+    They are of `inputs`, a batch, or of the batch that the chain was made with. Without one, their
+    sizes are those that the network declares, and `size` where it leaves them open; their values
+    are from 0 to 2. Ids are 0 and 1, and the first of a sequence is 1, so that no sequence is all
+    padding. Masks are true for a whole image, and for the first half of another.
     """
+    if inputs is None and chain.source is not None:
+        inputs = chain.source.inputs
+    leaves = keras.tree.flatten(inputs)
+    if inputs is not None and not any(isinstance(one, keras.KerasTensor) for one in leaves):
+        images, *_ = next(batches_of((inputs,), chain, with_labels=False))
+        return sliced(images, slice(COMPARED))
+    if size is None and None in keras.tree.flatten(chain.input_shape):
+        raise ArgumentError(
+            "inputs",
+            "be a batch of inputs, as long as they get, since the network leaves their sizes open: "
+            "what is made of it is compared with it on them",
+            received=f"inputs=None for {chain.name}, with inputs of shape {chain.input_shape}",
+        )
     rng = np.random.default_rng(0)
-    for size in SIZES:
-        for draw in (lambda shape: rng.uniform(0, 2, shape), np.zeros):
-            images = drawn(chain.input_shape, chain.input_dtype, size, draw)
-            try:
-                named_outputs(chain.reference(images))
-            except Exception:
-                # Code written by others may raise any error on inputs that it does not accept.
-                continue
-            return images
-        if None not in keras.tree.flatten(chain.input_shape):
-            break
-    return None
+    return drawn(chain.input_shape, chain.input_dtype, size, lambda shape: rng.uniform(0, 2, shape))
 
 
 def drawn(shapes, dtypes, size, draw, name=""):

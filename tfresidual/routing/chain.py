@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keras import ops
 
@@ -145,6 +145,14 @@ class Stage:
         return len(last) == count and all(block.keeps_shape for block in last)
 
 
+class Source(NamedTuple):
+    """The Keras model that a chain was made of, and the `inputs` and `output` given with it."""
+
+    model: keras.Model
+    inputs: Any = None
+    output: str | int | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Chain:
     """A network as `stem -> stages of blocks -> head`, at inference.
@@ -198,6 +206,8 @@ class Chain:
             takes; `None` for a network with one.
         strategy: the `tf.distribute.MirroredStrategy` over whose replicas probes share out the
             images of a batch; `None` for the usual devices.
+        source: the `Source` that the chain was made of, which `tfresidual.surgery` cuts; `None` for
+            one without a Keras model.
     """
 
     name: str
@@ -226,6 +236,7 @@ class Chain:
     strategy: tf.distribute.MirroredStrategy | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
+    source: Source | None = dataclasses.field(default=None, repr=False, compare=False)
     # The compiled functions that functions of the chain call, by their names.
     called: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # The functions compiled for this chain, by what they compute and for which shapes.

@@ -244,7 +244,7 @@ def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -
 def follow(chain: Chain, route: Route) -> Chain:
     """Returns the chain whose blocks are the applications of a route, numbered anew.
 
-    It has the same stem, transitions and head, and no reference.
+    It has the same stem, transitions and head, and neither reference nor source.
     """
     chain = known_chain(chain)
     checked_routes(chain, [route], "route")
@@ -263,6 +263,7 @@ def follow(chain: Chain, route: Route) -> Chain:
         "name": route.name,
         "stages": tuple(stages),
         "reference": None,
+        "source": None,
         "compiled": {},
     }
     return dataclasses.replace(chain, **changes)

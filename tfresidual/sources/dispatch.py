@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfresidual.definitions.arguments import ArgumentError, check_bool
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
-from tfresidual.routing.chain import OUTPUT_KINDS, Block, Chain, Stage
+from tfresidual.routing.chain import OUTPUT_KINDS, Block, Chain, Source, Stage
 from tfresidual.routing.devices import checked_strategy, known_strategy
 from tfresidual.routing.losses import loss_of, note_of_loss, noted, reference_loss_of
 from tfresidual.sources.calls import SharedCalls
@@ -213,7 +213,11 @@ def _chain_of(source, options):
         return dataclasses.replace(found, strategy=known_strategy(tf.distribute.get_strategy()))
     if isinstance(source, keras.Model):
         found = _of_residual_network(source) if is_network else chain_of_model(source, **options)
-        return dataclasses.replace(found, strategy=known_strategy(source.distribute_strategy))
+        return dataclasses.replace(
+            found,
+            strategy=known_strategy(source.distribute_strategy),
+            source=Source(source, options["inputs"], options["output"]),
+        )
     raise ArgumentError(
         "source",
         "be a `tfresidual.networks.ResidualNetwork`, another `keras.Model`, the path of a .keras "

@@ -15,12 +15,19 @@ from tfresidual.sources.saved_model.format import check_can_open
 from tfresidual.sources.saved_model.writer import check_target, write
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from tfresidual.definitions.types import ChainSource, StrPath
     from tfresidual.routing.chain import Chain
 
 
 def export(
-    net: Chain | ChainSource, path: StrPath, *, probing: bool = True, overwrite: bool = False
+    net: Chain | ChainSource,
+    path: StrPath,
+    *,
+    probing: bool = True,
+    overwrite: bool = False,
+    inputs: Any = None,
 ) -> None:
     """Writes a network as one SavedModel that can be served and probed later.
 
@@ -46,8 +53,8 @@ def export(
     dict, or `images_0`, `images_1` and so on. Inputs are float32, or of the integer dtype or bool
     that the network declares; sizes that it leaves open are open.
 
-    Before anything is written, the functions are compared with the network itself on two random
-    images. The SavedModel is written to a temporary folder beside the target and then moved.
+    Before anything is written, the functions are compared with the network itself. The SavedModel
+    is written to a temporary folder beside the target and then moved.
 
     Example:
 
@@ -63,6 +70,9 @@ def export(
         probing: whether the functions for probing are written too.
         overwrite: whether an existing SavedModel is replaced. Folders that hold anything else and
             symbolic links are never replaced.
+        inputs: a batch of inputs on which they are compared. By default that with which the chain
+            was made, or random ones of the sizes that the network declares; needed if it declares
+            none.
 
     Raises:
         FileExistsError: if something that may not be replaced exists at the path, or a parent of
@@ -83,4 +93,4 @@ def export(
         # A process that was killed may have left the new and the old SavedModel beside the path.
         remove_unfinished(path.parent, path.name)
         check_target(path, overwrite)
-        write(sources.chain(net), path, probing)
+        write(sources.chain(net), path, probing, inputs)

@@ -26,8 +26,10 @@ _OF_ALL_IMAGES = ("self", "name", "reduction", "dtype", "fn")
 # Keras computes this one over the last axis alone.
 _OVER_LAST_AXIS = keras.losses.SparseCategoricalCrossentropy
 # What can be done with files of weights or of a former format, by the end of their names.
+_OF_WEIGHTS = ". It holds weights alone: build the model, `model.load_weights`, and pass it"
 _WAYS_OUT = {
-    ".weights.h5": ". It holds weights alone: build the model, `model.load_weights`, and pass it",
+    ".weights.h5": _OF_WEIGHTS,
+    ".weights.json": _OF_WEIGHTS,
     ".h5": ". Load this one by `keras.models.load_model`, and pass the model",
     ".hdf5": ". Load this one by `keras.models.load_model`, and pass the model",
 }

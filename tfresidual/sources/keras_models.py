@@ -50,6 +50,14 @@ def chain_of_model(model, blocks=None, expand_nested=None, inputs=None, padding=
         _check_inputs(inputs)
         if has_graph(model):
             inputs = in_structure(inputs, inputs_of(model), input_names_of(model))
+    declared = keras.tree.flatten(inputs_of(model)) if has_graph(model) else []
+    if any(one.dtype == "string" for one in declared):
+        raise ArgumentError(
+            "source",
+            "take numbers: of a model with text vectorization inside, the part after it, with what "
+            "the vectorization returns as data: `keras.Model(vectorization.output, model.output)`",
+            received=f"source={model.name} with inputs of strings",
+        )
     if output is not None:
         one, place = with_output(model, output, inputs)
         chain = chain_of_model(one, blocks, expand_nested, inputs, padding)
@@ -294,10 +302,13 @@ def _not_chosen(name, chosen, model, whole, unused):
 def _no_block(model, whole):
     additions = _listed(_operations(filter(_adds, whole.nodes)))
     hidden = _listed(_operations(filter(_is_opaque, whole.nodes)))
+    is_served = any(isinstance(one, keras.layers.TFSMLayer) for one in _layers_of(whole))
+    way = ". Of a SavedModel, load the model itself: `keras.layers.TFSMLayer` hides its blocks"
     return ArgumentError(
         "source",
         "be a model with residual additions on one trunk: of tensors of one shape, where all "
-        "paths from input to output meet; argument `blocks` chooses whole layers instead",
+        "paths from input to output meet; argument `blocks` chooses whole layers instead"
+        + (way if is_served else ""),
         received=f"source={model.name} with additions {additions or 'none'}, and layers that may "
         "hide "
         f"some: {hidden or 'none'}",

@@ -1,38 +1,52 @@
-"""Models whose configuration says how many layers they have, with fewer of these."""
+"""Models with fewer blocks that are made from their configuration, and keep their class."""
 
 from __future__ import annotations
 
 import keras
 
-from tfresidual.sources.graph import has_graph
+from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.networks import ResidualNetwork
 from tfresidual.surgery.graphs import layers_of, steps_of
+from tfresidual.surgery.state import are_alike, copy_state, parts_of, settings_of
 
 # The entry of a configuration that counts the layers that are the blocks.
 COUNT = "num_layers"
 
 
 def configured_model(model, chain, route):
-    """Returns a model with fewer layers than its configuration says, or `None`.
+    """Returns a model of the same class with fewer blocks, or `None` if that cannot be made.
 
-    It is one of keras-hub, a task with one inside, or a functional model that calls one, whose
-    `num_layers` is the number of layers that hold the blocks; a route that leaves out whole layers
-    makes it smaller.
+    It is a `ResidualNetwork`, of which a route leaves out blocks, or a model of keras-hub, a task
+    with one inside, or a functional model that calls one, of which it leaves out whole layers, as
+    many as `num_layers` says, and which have the same settings wherever they are.
     """
-    if _is_of_hub(model):
+    if type(model) is ResidualNetwork:
+        return _shorter_network(model, route)
+    if is_of_hub(model):
         return _shorter(model, chain, route)
-    for layer in model.layers if has_graph(model) else ():
-        if not _is_of_hub(layer):
-            continue
-        own = set(map(id, layer._flatten_layers()))
-        if all(block.inside and id(block.inside[0]) in own for block in chain.blocks):
-            shorter = _shorter(layer, chain, route)
-            return None if shorter is None else _replaced(model, layer, shorter)
+    for layer in model.layers:
+        if is_of_hub(layer):
+            own = set(map(id, layer._flatten_layers()))
+            if all(block.inside and id(block.inside[0]) in own for block in chain.blocks):
+                shorter = _shorter(layer, chain, route)
+                return None if shorter is None else _replaced(model, layer, shorter)
     return None
 
 
-def _is_of_hub(layer):
+def is_of_hub(layer):
+    """Returns whether a layer is a model of keras-hub."""
     is_model = isinstance(layer, keras.Model)
     return is_model and type(layer).__module__.partition(".")[0] == "keras_hub"
+
+
+def inner_config(model):
+    """Returns the configuration of a model of keras-hub, or of the backbone inside of it."""
+    config = model.get_config()
+    inner = config.get("backbone")
+    return inner["config"] if isinstance(inner, dict) and "config" in inner else config
+
+
+# Models of keras-hub
 
 
 def _replaced(model, layer, other):
@@ -40,41 +54,57 @@ def _replaced(model, layer, other):
     copies = []
 
     def copy(own):
-        if own is layer:
-            return other
-        copies.append((own, type(own).from_config(own.get_config())))
+        copies.append((own, other if own is layer else type(own).from_config(own.get_config())))
         return copies[-1][1]
 
     made = keras.models.clone_model(model, clone_function=copy)
     for own, copied in copies:
-        # Operations, such as an addition, have none.
-        if isinstance(own, keras.layers.Layer):
-            copied.set_weights(own.get_weights())
+        # Operations, such as an addition, have no state.
+        if own is not layer and isinstance(own, keras.layers.Layer):
+            copy_state(parts_of(own), parts_of(copied))
     return made
 
 
 def _shorter(model, chain, route):
-    """Returns a model of the same class with fewer layers, or `None` if that cannot be made."""
-    deepest = max(len(block.inside) for block in chain.blocks)
-    for level in range(deepest):
+    """Returns a model of keras-hub with fewer layers, or `None` if that cannot be made."""
+    try:
+        return _with_fewer(model, chain, route)
+    except ArgumentError:
+        raise
+    except (TypeError, ValueError):
+        # Its configuration says more of each layer, or a layer that is now the first has others.
+        return None
+
+
+def _with_fewer(model, chain, route):
+    count = inner_config(model).get(COUNT)
+    for level in range(max(len(block.inside) for block in chain.blocks)):
         layers = layers_of(chain, level)
-        count = _count(model.get_config())
-        if count is None or len(layers) != count:
+        if len(layers) != count:
             continue
-        kept = [place for stage in steps_of(chain, route, layers, level) for place in stage]
-        if kept != sorted(set(kept)) or not kept:
+        steps = [place for stage in steps_of(chain, route, layers, level) for place in stage]
+        if steps != sorted(set(steps)) or not steps:
             return None
-        try:
-            made = type(model).from_config(_with_count(model.get_config(), len(kept)))
-        except (TypeError, ValueError):
-            return None
+        made = type(model).from_config(_with_count(model.get_config(), len(steps)))
         own, others = (_of_kinds(of, set(map(type, layers))) for of in (model, made))
         if own[::-1] == layers:
             # Keras lists the layers inside of a layer from the last to the first.
             own, others = own[::-1], others[::-1]
-        if own != layers:
+        kept = [layers[i] for i in steps]
+        pairs = [(_outside(model, own), _outside(made, others))]
+        pairs += [
+            (parts_of(layer), parts_of(other)) for layer, other in zip(kept, others, strict=False)
+        ]
+        is_same = own == layers and len(kept) == len(others)
+        if not is_same or not all(are_alike(*pair) for pair in pairs):
             return None
-        return made if _copied(model, made, [layers[i] for i in kept], layers, others) else None
+        for parts, new in pairs:
+            copy_state(parts, new)
+        inside = [two for pair in pairs[1:] for two in zip(*pair, strict=True)]
+        is_same = all(
+            settings_of(part).items() <= settings_of(other).items() for part, other in inside
+        )
+        return made if is_same else None
     return None
 
 
@@ -84,41 +114,69 @@ def _of_kinds(model, kinds):
     return list(found.values())
 
 
-def _inner(config):
-    """Returns the configuration that counts layers: that of a backbone, or of the one inside."""
-    inner = config.get("backbone")
-    return inner["config"] if isinstance(inner, dict) and "config" in inner else config
-
-
-def _count(config):
-    return _inner(config).get(COUNT)
+def _outside(model, layers):
+    """Returns what is in a model, and in none of some layers."""
+    inside = set(map(id, parts_of(*layers)))
+    return [part for part in parts_of(model) if id(part) not in inside]
 
 
 def _with_count(config, count):
     """Returns a configuration with another number of layers."""
-    changed = _inner(config) | {COUNT: count}
-    if _inner(config) is config:
-        return changed
-    return config | {"backbone": config["backbone"] | {"config": changed}}
+    inner = config.get("backbone")
+    if not isinstance(inner, dict):
+        return config | {COUNT: count}
+    return config | {"backbone": inner | {"config": inner["config"] | {COUNT: count}}}
 
 
-def _copied(model, made, kept, layers, others):
-    """Copies the weights of some layers, and of all that is outside of them; whether they fit."""
-    pairs = list(zip(kept, others, strict=False))
-    groups = [([*one.weights], [*other.weights]) for one, other in pairs]
-    groups.append((_outside(model, layers), _outside(made, others)))
-    if len(kept) != len(others) or any(
-        [weight.shape for weight in one] != [weight.shape for weight in other]
-        for one, other in groups
-    ):
-        return False
-    for one, other in groups:
-        for own, new in zip(one, other, strict=True):
-            new.assign(own)
-    return True
+# Networks of this package
 
 
-def _outside(model, layers):
-    """Returns the weights of a model that are in none of some layers."""
-    inside = {id(weight) for layer in layers for weight in layer.weights}
-    return [weight for weight in model.weights if id(weight) not in inside]
+def _shorter_network(network, route):
+    """Returns a `ResidualNetwork` of the blocks of a route that leaves some of every stage out.
+
+    The rates of stochastic depth are those of a network of its depth.
+    """
+    kept = [[application.block for application in stage] for stage in route.stages]
+    if not all(left and left == sorted(set(left)) for left in kept):
+        return None
+    share_from = _share_from(network, kept)
+    shorter = ResidualNetwork.from_config(
+        network.get_config() | {"blocks": [len(left) for left in kept], "share_from": share_from}
+    )
+    (stem, stages, head), (new_stem, new_stages, new_head) = network.sections(), shorter.sections()
+    pairs = [*zip(stem, new_stem, strict=True), *zip(head, new_head, strict=True)]
+    for (entry, units), (new_entry, new_units), left in zip(stages, new_stages, kept, strict=True):
+        if entry is not None:
+            pairs.append((entry, new_entry))
+        pairs += zip([units[index] for index in left], new_units, strict=True)
+    shorter.trainable = network.trainable
+    for layer, new in pairs:
+        copy_state(parts_of(layer), parts_of(new))
+    return shorter
+
+
+def _share_from(network, kept):
+    """Returns from which block on those of the shorter network are shared."""
+    first = network.share_from
+    if first is None:
+        return None
+    missing = set()
+    for stage, (count, left) in enumerate(zip(network.blocks, kept, strict=True), start=1):
+        dropped = sorted(set(range(count)) - set(left))
+        shared = [block for block in dropped if block >= first]
+        if shared:
+            raise ArgumentError(
+                "blocks",
+                "be blocks with weights of their own",
+                received=f"stage {stage} block {shared[0]} of {network.name}, one of those that "
+                "share their weights",
+            )
+        if count > first:
+            missing.add(len(dropped))
+    if len(missing) > 1:
+        raise ArgumentError(
+            "blocks",
+            "be as many in every stage, since `share_from` is the same for all of them",
+            received=f"blocks of {network.name} of which so many go: {sorted(missing)}",
+        )
+    return first - max(missing, default=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import inspect
 import itertools
 
 import keras
@@ -12,14 +13,15 @@ from tfresidual.routing import routes
 from tfresidual.sources.division import divided
 from tfresidual.sources.graph import (
     calling,
-    has_graph,
     inputs_of,
     is_entry,
+    mask_of,
     outputs_of,
     path_to,
     replay,
 )
 from tfresidual.sources.tracer import whole_graph
+from tfresidual.surgery.state import are_alike, copy_state, parts_of, settings_of
 
 
 def refusal(chain, reason):
@@ -31,12 +33,6 @@ def refusal(chain, reason):
 
 def functional_model(model, chain, route, weights):
     """Returns the plain functional model of a route, with the layers of a model or copies."""
-    if not has_graph(model):
-        raise refusal(
-            chain,
-            f"it is a {type(model).__name__} whose `call` is code, which cannot be changed; build "
-            "it as a functional model",
-        )
     layers = layers_of(chain)
     graph = whole_graph(model)
     chosen = None if not layers else lambda node: any(node.operation is one for one in layers)
@@ -157,9 +153,29 @@ class _Rebuilt:
         output = self._between(end, division.trunk[-1], state, values)
         outputs = keras.tree.pack_sequence_as(outputs_of(self.model), [output])
         made = keras.Model(inputs, outputs, name=self.model.name)
+        trained = set(map(id, self.model.trainable_variables))
         for layer, copy in self.kept:
-            copy.set_weights(layer.get_weights())
+            if self.is_copy:
+                self._copy_state(layer, copy)
+            own = layer.trainable_variables
+            if own and not any(id(variable) in trained for variable in own):
+                # A model around it is frozen.
+                if not self.is_copy:
+                    raise refusal(self.chain, f"the model around {layer.name} is frozen, it is not")
+                copy.trainable = False
         return made
+
+    def _copy_state(self, layer, copy):
+        parts, others = parts_of(layer), parts_of(copy)
+        if not are_alike(parts, others):
+            raise refusal(self.chain, f"{layer.name}, made from its configuration, holds others")
+        try:
+            copy_state(parts, others)
+        except ValueError as error:
+            raise refusal(self.chain, str(error)) from error
+        for part, other in zip(parts, others, strict=True):
+            # What its configuration does not keep.
+            vars(other).update(settings_of(part))
 
     def _between(self, start, stop, state, values):
         """Returns the state at a place, from that at an earlier one, or the same one."""
@@ -182,29 +198,40 @@ class _Rebuilt:
         args, kwargs = node.replaced(lambda tensor: values[id(tensor)], refuse)
         if is_entry(node):
             return keras.ops.cast(args[0], node.outputs[0].dtype)
+        if node.masked:
+            # The call of a nested model may have given its inputs another mask.
+            taken = inspect.signature(node.operation.call)
+            for name, value in taken.bind_partial(*args, **kwargs).arguments.items():
+                mask = mask_of(value) if isinstance(value, keras.KerasTensor) else None
+                if mask is not None and f"{name}_mask" in taken.parameters:
+                    kwargs.setdefault(f"{name}_mask", mask)
         return self._copy_of(node.operation)(*args, **kwargs)
 
     def _input(self, tensor):
-        return keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype, name=tensor.name)
+        is_optional = getattr(tensor._keras_history.operation, "optional", False)
+        options = {"sparse": tensor.sparse, "ragged": tensor.ragged, "optional": is_optional}
+        options |= {"dtype": tensor.dtype, "name": tensor.name}
+        return keras.Input(batch_shape=tensor.shape, **options)
 
     def _copy_of(self, operation):
-        """Returns an operation, or its copy of which the weights are set in the end."""
-        if not self.is_copy:
-            return operation
+        """Returns an operation, or its copy, whose state is set in the end."""
         if id(operation) not in self.copies:
-            config = operation.get_config() | {"name": self._name(operation.name)}
-            try:
-                copy = type(operation).from_config(config)
-            except Exception as error:
-                raise refusal(
-                    self.chain,
-                    f"{operation.name} cannot be made from its configuration ({error}); "
-                    "`weights='share'` uses it as it is",
-                ) from error
+            copy = operation if not self.is_copy else self._made_again(operation)
             self.copies[id(operation)] = copy
             if isinstance(operation, keras.layers.Layer):
                 self.kept.append((operation, copy))
         return self.copies[id(operation)]
+
+    def _made_again(self, operation):
+        name = self._name(operation.name)
+        try:
+            return type(operation).from_config(operation.get_config() | {"name": name})
+        except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+            raise refusal(
+                self.chain,
+                f"{operation.name} cannot be made from its configuration ({error}); "
+                "`weights='share'` uses it as it is",
+            ) from error
 
     def _name(self, name):
         """Returns a name that no other layer of the model has."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import textwrap
-import warnings
 from typing import TYPE_CHECKING
 
 import keras
@@ -12,41 +12,40 @@ import pandas as pd
 from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_choice, check_int, is_int
 from tfresidual.definitions.warning import warn
-from tfresidual.networks import ResidualNetwork
 from tfresidual.routing import routes
-from tfresidual.routing.agreement import allowed_difference, difference, sample_images
+from tfresidual.routing.agreement import allowed_difference, difference, inputs_to_compare
+from tfresidual.routing.chain import Chain
 from tfresidual.routing.routes import Route
 from tfresidual.routing.scores import named_outputs
-from tfresidual.sources.graph import has_graph
+from tfresidual.sources.graph import has_graph, inputs_of
 from tfresidual.sources.one_output import with_output
-from tfresidual.surgery.configured import configured_model
+from tfresidual.surgery.configured import configured_model, inner_config, is_of_hub
 from tfresidual.surgery.graphs import functional_model, refusal
-from tfresidual.surgery.networks import is_shorter, shorter_network
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Literal
+    from typing import Any, Literal
 
     from tfresidual.definitions.types import Frame
-    from tfresidual.routing import Chain
 
 WEIGHTS = ("copy", "share")
 
 
 def without_blocks(
-    model: keras.Model,
+    model: keras.Model | Chain,
     blocks: Route | Iterable[tuple[int, int] | str] | Frame,
     *,
     weights: Literal["copy", "share"] = "copy",
     output: str | int | None = None,
+    inputs: Any = None,
 ) -> keras.Model:
     """Returns a model without some of its blocks, with the weights of the others.
 
-    A `tfresidual.networks.ResidualNetwork` becomes one of fewer blocks; a model of keras-hub whose
-    configuration counts its layers, one of fewer layers, also where a functional model calls it;
-    any other model a plain functional one without the branches, and without what only they used.
-    Its outputs are compared with those of the chain of `model` on the same route. It is compiled as
-    `model` is, with a new optimizer.
+    A `tfresidual.networks.ResidualNetwork` becomes one of fewer blocks; a model of keras-hub, one
+    of fewer layers, also where a functional model calls it, if its configuration counts its layers
+    and all of them have the same settings; any other model a plain functional one without the
+    branches, and without what only they used. What is frozen stays frozen. Its outputs are compared
+    with those of the chain on the same route. It is compiled as the model is, with a new optimizer.
 
     Refused are blocks that change the shape of the state, that share weights with another block,
     and that are a part of a layer whose other parts stay.
@@ -58,14 +57,20 @@ def without_blocks(
     True
 
     Args:
-        model: a functional `keras.Model`, or `keras.Sequential`, with residual blocks.
-        blocks: pairs (stage, block), as `tfresidual.chain(model)` numbers them, or names of blocks;
-            or a `tfresidual.routing.Route` that leaves blocks out; or the frame of a
-            `tfresidual.surgery.plan`.
-        weights: `"copy"` for layers of its own, `"share"` for the layers of `model`, in a plain
+        model: a functional `keras.Model`, or `keras.Sequential`, with residual blocks; or the chain
+            that `tfresidual.chain` made of one.
+        blocks: pairs (stage, block), or names of blocks, as `print(chain)` shows them; or a
+            `tfresidual.routing.Route` that leaves blocks out; or the frame of a
+            `tfresidual.surgery.plan`. Where blocks are inside of layers, their numbers depend on
+            how the chain is made: names, or the chain in the place of the model.
+        weights: `"copy"` for layers of its own, `"share"` for the layers of the model, in a plain
             functional model.
         output: which output the blocks lead to, of a model with several, see `tfresidual.chain`.
             A plain functional model has this output alone, and its loss.
+        inputs: a batch of inputs, the longest there are, on which outputs are compared. By default
+            that with which the chain was made, or random ones of the sizes that the network
+            declares; needed if it declares none. Sequences of open length are compared on the first
+            half of them, too.
 
     Raises:
         ValueError: if an argument cannot be used, or a block cannot be taken out, with the reason.
@@ -74,11 +79,17 @@ def without_blocks(
         Veit et al. 2016, https://arxiv.org/abs/1605.06431.
     """
     chain = chain_of(model, weights, output)
-    return rerouted(model, chain, _route_of(chain, blocks), weights, output)
+    route = _route_of(chain, blocks, is_numbered=isinstance(model, Chain))
+    return rerouted(chain, route, weights, inputs)
 
 
 def repeated(
-    model: keras.Model, stage: int, times: int, *, weights: Literal["copy", "share"] = "copy"
+    model: keras.Model | Chain,
+    stage: int,
+    times: int,
+    *,
+    weights: Literal["copy", "share"] = "copy",
+    inputs: Any = None,
 ) -> keras.Model:
     """Returns a model that applies the last block of a stage several times more.
 
@@ -94,6 +105,7 @@ def repeated(
         stage: int, the stage, counted from 1.
         times: int, how many times more, 1 or more.
         weights: see `without_blocks`.
+        inputs: see `without_blocks`.
 
     Raises:
         ValueError: see there.
@@ -102,15 +114,18 @@ def repeated(
         Jastrzebski et al. 2018, section 4.4.
     """
     chain = chain_of(model, weights)
-    return rerouted(model, chain, routes.repeat_last_block(chain, stage, times), weights)
+    _check_numbers(chain, "stage", isinstance(model, Chain))
+    route = routes.repeat_last_block(chain, stage, times)
+    return rerouted(chain, route, weights, inputs)
 
 
 def reordered(
-    model: keras.Model,
+    model: keras.Model | Chain,
     stage: int,
     order: Sequence[int],
     *,
     weights: Literal["copy", "share"] = "copy",
+    inputs: Any = None,
 ) -> keras.Model:
     """Returns a model with the blocks of a stage in another order, as a plain functional model.
 
@@ -123,6 +138,7 @@ def reordered(
         stage: int, the stage, counted from 1.
         order: ints, the blocks of the stage in the order in which they are applied, each once.
         weights: see `without_blocks`.
+        inputs: see `without_blocks`.
 
     Raises:
         ValueError: see there.
@@ -137,73 +153,77 @@ def reordered(
     is_order = isinstance(order, (list, tuple)) and all(map(is_int, order))
     if not is_order or sorted(order) != indices:
         raise ArgumentError("order", f"hold each of the blocks {indices} once", order)
+    _check_numbers(chain, "order", isinstance(model, Chain))
     applications = tuple(own[stage - 1][index] for index in order)
     stages = (*own[: stage - 1], applications, *own[stage:])
     route = Route(f"stage {stage} in the order {list(order)}", stages)
     (route,) = routes.checked_routes(chain, [route], "order")
-    return rerouted(model, chain, route, weights)
+    return rerouted(chain, route, weights, inputs)
 
 
 def rerouted(
-    model: keras.Model,
-    chain: Chain,
-    route: Route,
-    weights: str,
-    output: str | int | None = None,
-    is_compiled: bool = True,
+    chain: Chain, route: Route, weights: str, inputs: Any = None, is_compiled: bool = True
 ) -> keras.Model:
-    """Returns a model that computes what a route of its chain computes, verified against it.
+    """Returns a model that computes what a route of a chain computes, compared with it.
 
-    With `is_compiled`, it is compiled as the model is, or a warning says why it is not.
+    With `is_compiled`, it is compiled as the model of the chain is, or a warning says why not.
     """
     (route,) = routes.checked_routes(chain, [route])
     if any(application.scale != 1 for stage in route.stages for application in stage):
         raise ArgumentError("blocks", "be a route without scaled branches", received=f"{route}")
-    made, whole = None, model
-    if weights == "copy" and type(model) is ResidualNetwork and is_shorter(route):
-        made = shorter_network(model, chain, route)
-    elif weights == "copy":
-        made = configured_model(model, chain, route)
+    whole = model = chain.source.model
+    output = chain.source.output
+    made = configured_model(model, chain, route) if weights == "copy" else None
     if made is None:
-        if output is not None and has_graph(model) and len(model.outputs) > 1:
+        if output is not None and len(model.outputs) > 1:
             (model, _), output = with_output(model, output), None
         made = functional_model(model, chain, route, weights)
-    _verify(made, chain, route, output)
-    if is_compiled and model.compiled and not made.compiled:
-        _compile(made, model, whole)
+    for images in _compared(chain, inputs):
+        _verify(made, chain, route, output, images)
+    if is_compiled and model.compiled:
+        _compile(made, model, whole.optimizer)
     return made
 
 
-def _compile(made, model, whole):
-    """Compiles a model like another one, or warns that it is not compiled.
+def _compile(made, model, optimizer):
+    """Compiles a model with what another one was compiled with, or warns that it is not compiled.
 
-    `whole` is the model of which `model` has one output; the optimizer is the one of `whole`.
+    Losses and functions are the same objects; the optimizer and metrics are new ones.
     """
-    reason = "its `compile` is its own"
+
+    def new(one):
+        is_object = isinstance(one, (keras.Metric, keras.Optimizer))
+        return type(one).from_config(one.get_config()) if is_object else one
+
     try:
-        with warnings.catch_warnings():
-            # Keras warns of models that are loaded, which is another matter.
-            warnings.simplefilter("ignore")
-            config = model.get_compile_config()
-            if whole is not model:
-                config["optimizer"] = whole.get_compile_config()["optimizer"]
-            made.compile_from_config(config)
-    except Exception as error:
-        # Losses and metrics written by others may not be made from their configuration.
-        reason = str(error)
-    if not made.compiled:
-        (reason, *_) = reason.splitlines() or [""]
-        warn(
-            f"The smaller network is not compiled as {model.name} is, and has to be compiled by "
-            f"hand: {textwrap.shorten(reason, 200)}"
-        )
+        options = dict(model._compile_config.config) | {"optimizer": optimizer}
+        made.compile(**{name: keras.tree.map_structure(new, one) for name, one in options.items()})
+    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        reason = textwrap.shorten(str(error), 200)
+        warn(f"The smaller network has to be compiled by hand, unlike {model.name}: {reason}")
+    if hasattr(model, "sampler"):
+        # That of the models of keras-hub that generate text.
+        made.sampler = model.sampler
 
 
-def chain_of(model, weights="copy", output=None):
-    """Returns the chain of a model that is to be changed; raises the errors of its arguments."""
+def chain_of(
+    model: keras.Model | Chain, weights: str = "copy", output: str | int | None = None
+) -> Chain:
+    """Returns the chain of what is to be changed; raises the errors of its arguments."""
     check_choice("weights", weights, WEIGHTS)
+    chain = model if isinstance(model, Chain) else None
+    if chain is not None:
+        if chain.source is None or output is not None:
+            raise ArgumentError(
+                ("model", "output"),
+                "be a chain that `tfresidual.chain` made of a `keras.Model`, with its own output",
+                received=f"the chain {chain.name}, output={output!r}",
+            )
+        model, output = chain.source.model, chain.source.output
     if not isinstance(model, keras.Model):
-        raise ArgumentError("model", "be a `keras.Model`", received=f"a {type(model).__name__}")
+        raise ArgumentError(
+            "model", "be a `keras.Model` or its chain", received=f"a {type(model).__name__}"
+        )
     if not has_graph(model):
         raise ArgumentError(
             "model",
@@ -219,28 +239,46 @@ def chain_of(model, weights="copy", output=None):
             "chooses one of several",
             received=f"{model.name} with {len(model.outputs)} outputs",
         )
-    return sources.chain(model, output=output)
+    return sources.chain(model, output=output) if chain is None else chain
 
 
-def _route_of(chain, blocks):
+def _check_numbers(chain, name, is_numbered):
+    """Raises a `ValueError` for numbers of blocks that another chain of the model may not have."""
+    if not is_numbered and any(block.inside for block in chain.blocks):
+        raise ArgumentError(
+            name,
+            "be names of blocks or of the layers that hold them, or the chain must be passed in "
+            "the place of the model: how its blocks are numbered depends on which layers are "
+            "opened",
+            received=f"numbers of blocks of the model {chain.name}",
+        )
+
+
+def _route_of(chain, blocks, is_numbered):
     """Returns the route that blocks describe; raises a `ValueError` if one is not there."""
     if isinstance(blocks, Route):
+        _check_numbers(chain, "blocks", is_numbered)
         return blocks
     if isinstance(blocks, pd.DataFrame):
         blocks = _pairs_of(blocks)
     if isinstance(blocks, str) or not hasattr(blocks, "__iter__"):
         blocks = [blocks]
-    named = {f"stage{block.stage}/block{block.index}": block for block in chain.blocks}
-    named |= {block.name: block for block in chain.blocks if block.name is not None}
-    pairs = []
+    numbers = {f"stage{block.stage}/block{block.index}": [block] for block in chain.blocks}
+    named = collections.defaultdict(list)
+    for block in chain.blocks:
+        for name in {block.name, *(layer.name for layer in block.inside)} - {None}:
+            named[name].append(block)
+    known, pairs = numbers | named, []
     for one in blocks:
-        if isinstance(one, str):
-            if one not in named:
-                raise ArgumentError(
-                    "blocks", f"name blocks of {chain.name}, of {', '.join(named)}", one
-                )
-            one = named[one].stage, named[one].index
-        pairs.append(one)
+        if not isinstance(one, str) or one in numbers:
+            _check_numbers(chain, "blocks", is_numbered)
+        if not isinstance(one, str):
+            pairs.append(one)
+        elif one in known:
+            pairs += [(block.stage, block.index) for block in known[one]]
+        else:
+            names = ", ".join(known)
+            raise ArgumentError("blocks", f"name blocks of {chain.name}, of {names}", one)
     return routes.drop(chain, *pairs)
 
 
@@ -257,18 +295,34 @@ def _pairs_of(plan):
     return [(stage, block + more) for stage, block, count in rows for more in range(count)]
 
 
-def _verify(made, chain, route, output):
+def _compared(chain, inputs):
+    """Yields inputs on which a route is compared, the longest first."""
+    model = chain.source.model
+    size = inner_config(model).get("max_sequence_length") if is_of_hub(model) else None
+    images = inputs_to_compare(chain, inputs, size)
+    yield images
+    tensors = inputs_of(model)
+    if chain.source.inputs is None and any(map(_is_open, keras.tree.flatten(tensors))):
+        yield keras.tree.map_structure(
+            lambda tensor, one: one[:, : -(-one.shape[1] // 2)] if _is_open(tensor) else one,
+            tensors,
+            images,
+        )
+
+
+def _is_open(tensor):
+    """Returns whether an input is a sequence of any length."""
+    return len(tensor.shape) in (2, 3) and tensor.shape[1] is None
+
+
+def _verify(made, chain, route, output, images):
     """Raises a `ValueError` unless a model computes what a route of a chain computes."""
-    images = sample_images(chain)
-    if images is None:
-        raise refusal(chain, "none of the inputs that were tried is accepted by it")
     expected = named_outputs(routes.follow(chain, route)(images))
     if output is None:
         outputs = made(images, training=False)
     else:
         outputs = sources.chain(made, output=output).reference(images)
-    found = named_outputs(outputs)
-    part, most, largest = difference(found, expected)
+    part, most, largest = difference(named_outputs(outputs), expected)
     if not part <= allowed_difference(layer.compute_dtype for layer in made.layers):
         raise refusal(
             chain,

@@ -132,6 +132,7 @@ def plan(
     if speed is not None and not batch_sizes:
         raise ArgumentError("batch_sizes", "hold the batch size of `speed`", batch_sizes)
     chain = chain_of(model)
+    model = chain.source.model
     if chain.outputs == "values":
         raise ArgumentError(
             "model",
@@ -268,6 +269,7 @@ class _Planner:
         self.memory_limit, self.by = memory_limit, by
         batch = next(batches_of(data, chain))
         self.costs, self.refusal = Costs(model, batch[0], batch_sizes), None
+        self.inputs = batch[0]
         self.whole = None
         self.whole = self._evaluated([])
 
@@ -351,7 +353,7 @@ class _Planner:
             route = self.without([*gone, unit])
             try:
                 # It is measured, and given to nobody.
-                made = rerouted(self.model, self.chain, route, "copy", is_compiled=False)
+                made = rerouted(self.chain, route, "copy", self.inputs, is_compiled=False)
             except ArgumentError as error:
                 self.refusal, answer = error, False
                 continue

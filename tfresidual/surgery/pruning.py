@@ -112,12 +112,13 @@ def prune(
     """
     check_number("distil", distil, at_least=0, at_most=1)
     chain = chain_of(model)
+    model = chain.source.model
     options = _checked_training(model, epochs, optimizer, distil, callbacks)
     if test is None:
         data, test = halves(data)
     try:
         frame = plan(
-            model,
+            chain,
             data if selection is None else selection,
             blocks=blocks,
             speed=speed,
@@ -135,7 +136,7 @@ def prune(
             raise
         raise ArgumentError("selection", error.must, received=error.received) from error
     judge = Judge(chain, test, memory_limit)
-    made, frame = planned(model, frame, data, judge, statistics)
+    made, frame = planned(frame, data, judge, statistics)
     if epochs:
         _train(made, chain, data, test, epochs, options, distil, callbacks, progress)
         settled(made, data, judge.chain, statistics)
@@ -143,17 +144,17 @@ def prune(
     return Pruned(made, frame)
 
 
-def planned(model, plan, data, judge, statistics):
+def planned(plan, data, judge, statistics):
     """Returns the model that a plan leaves, and the frame of `prune` until then.
 
     Args:
-        model: the whole network.
         plan: the frame of the plan.
         data: images for the statistics of batch normalization.
         judge: a `Judge`.
         statistics: whether they are measured again, if there are some.
     """
-    made, frame = without_blocks(model, plan), plan.copy()
+    images, *_ = next(batches_of(data, judge.chain, with_labels=False))
+    made, frame = without_blocks(judge.chain, plan, inputs=images), plan.copy()
     frame.insert(0, "what", [WHOLE, *[REMOVED] * (len(frame) - 1)])
     if settled(made, data, judge.chain, statistics):
         frame = judge.added(frame, made, STATISTICS)

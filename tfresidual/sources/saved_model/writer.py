@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.machine.files import file_above, replacing_folder
-from tfresidual.routing.agreement import check_agreement, sample_images
+from tfresidual.routing.agreement import check_agreement, inputs_to_compare
 from tfresidual.routing.gradients import check_no_float8
 from tfresidual.routing.scores import OUTPUTS, named_outputs
 from tfresidual.sources.saved_model.format import (
@@ -34,6 +34,7 @@ from tfresidual.sources.saved_model.signatures import ARGUMENTS, signatures_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
     from tfresidual.routing import Chain
 
@@ -44,7 +45,7 @@ SAVED_MODEL_FILES = {
 }
 
 
-def write(chain: Chain, path: Path, probing: bool = True) -> None:
+def write(chain: Chain, path: Path, probing: bool = True, inputs: Any = None) -> None:
     """Writes a chain as a SavedModel; existing files at the path are replaced.
 
     Raises:
@@ -55,7 +56,7 @@ def write(chain: Chain, path: Path, probing: bool = True) -> None:
     """
     if chain.prepare is not None:
         chain.prepare()
-    root, signatures, layout = parts_to_save(chain, probing)
+    root, signatures, layout = parts_to_save(chain, probing, inputs)
     # TensorFlow compiles a `tf.function` once more to save it, but takes a compiled one as it is.
     signatures = {name: function.get_concrete_function() for name, function in signatures.items()}
     with replacing_folder(path) as folder:
@@ -101,7 +102,7 @@ def obstacle_at(path, overwrite):
     return "which is something else"
 
 
-def parts_to_save(chain, probing=True):
+def parts_to_save(chain, probing=True, inputs=None):
     """Returns the parts of a SavedModel: the `tf.Module`, its signatures, the layout.
 
     For probing, they are compiled in the first call and kept on the chain.
@@ -109,7 +110,7 @@ def parts_to_save(chain, probing=True):
     _check_names(chain, ARGUMENTS if probing else ())
     if probing:
         check_no_float8(chain)
-    root, signatures, layout = (_with_probes if probing else _to_serve)(chain)
+    root, signatures, layout = (_with_probes if probing else _to_serve)(chain, inputs)
     if not hasattr(root, "resources"):
         # TensorFlow writes only objects that are attributes of the module.
         functions = [*signatures.values(), *getattr(root, "pieces", {}).values()]
@@ -147,12 +148,12 @@ def _resources_of(functions):
     return found
 
 
-def _to_serve(chain):
+def _to_serve(chain, inputs):
     root = tf.Module()
     serving = of_tensors(lambda images: {OUTPUTS: chain(images)}, chain.input_shape)
     serve = compile_function(serving, *images_of(chain))
     root.variables_of_network = variables_of([serve])
-    _compare(chain, chain)
+    _compare(chain, chain, inputs)
     return root, {SERVE: serve}, _header(chain, probing=False)
 
 
@@ -191,7 +192,7 @@ def _plain(structure):
     return structure if structure is None or isinstance(structure, str) else int(structure)
 
 
-def _with_probes(chain):
+def _with_probes(chain, inputs):
     parameters = {id(weight): weight for weight in chain.weights}
     # Kept on the chain, so that a series of exports compiles nothing twice.
     key = ("export", *images_of(chain))
@@ -212,7 +213,7 @@ def _with_probes(chain):
         setattr(root, CALLED, called)
         chain.compiled[key] = twin, root, pieces, signatures
     twin, root, pieces, signatures = chain.compiled[key]
-    _compare(chain, twin)
+    _compare(chain, twin, inputs)
     layout = _header(chain, probing=True)
     ignored = getattr(chain.loss, "ignore_class", None)
     places = {key: place for place, key in enumerate(parameters)}
@@ -249,16 +250,7 @@ def _layout_of(block, places):
     }
 
 
-def _compare(chain, written):
-    if chain.reference is None:
-        return
-    images = sample_images(chain)
-    if images is None:
-        raise ArgumentError(
-            "net",
-            "accept images with values from 0 to 2, or of zeros: on these, the export is "
-            "compared with the network itself. To export without the comparison, remove the "
-            "reference of the chain: `dataclasses.replace(tfresidual.chain(net), reference=None)`",
-            received=f"net={chain.name}, for images of shape {chain.input_shape}",
-        )
-    check_agreement(chain, images, named_outputs(written(images)))
+def _compare(chain, written, inputs):
+    if chain.reference is not None:
+        images = inputs_to_compare(chain, inputs)
+        check_agreement(chain, images, named_outputs(written(images)))
