@@ -305,15 +305,8 @@ def _numbered(labels):
 
 
 def _checked_positions(positions):
-    """Returns positions as a tuple of ints, which count from 0."""
+    """Returns positions as a tuple of ints, from 0: where an image ends depends on its padding."""
     listed = [positions] if is_int(positions) else positions
-    if np.iterable(listed) and any(is_int(one) and one < 0 for one in listed):
-        raise ArgumentError(
-            "positions",
-            "count from 0: the last position of an image depends on its padding. Without padding, "
-            "the last one of n positions is n - 1",
-            positions,
-        )
     return check_ints("positions", listed, 0)
 
 

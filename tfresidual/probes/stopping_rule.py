@@ -7,13 +7,11 @@ from typing import overload
 
 import numpy as np
 
-from tfresidual.definitions.arguments import ArgumentError, is_number
+from tfresidual.definitions.arguments import check_number
 from tfresidual.definitions.settings import EPSILON
 
 # Iterables that do not contain distances.
 NOT_DISTANCES = (str, bytes, bytearray, Mapping)
-# Longest text of an argument in an error message.
-LONGEST_TEXT = 60
 
 
 @overload
@@ -64,35 +62,14 @@ def depth_for(
     distances, epsilon = _plain(scaled_distance), _plain(epsilon)
     if isinstance(distances, Iterable) and not isinstance(distances, NOT_DISTANCES):
         return [depth_for(distance, epsilon) for distance in distances]
-    if not is_number(distances) or distances < 0:
-        raise ArgumentError(
-            "scaled_distance",
-            "be a finite number, 0 or more, that fits a float",
-            received=f"scaled_distance={_shown(distances)}",
-        )
-    if not is_number(epsilon) or epsilon <= 0:
-        raise ArgumentError(
-            "epsilon",
-            "be a finite number over 0 that fits a float",
-            received=f"epsilon={_shown(epsilon)}",
-        )
+    check_number("scaled_distance", distances, at_least=0)
+    check_number("epsilon", epsilon, over=0)
     return math.ceil(_decimal(distances) / _decimal(epsilon))
 
 
 def _plain(value):
     """Returns the number in a zero-dimensional array, and anything else unchanged."""
     return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
-
-
-def _shown(value):
-    """Returns the text of a number for an error message, abbreviated if it has many digits."""
-    try:
-        text = repr(value)
-    except ValueError:
-        # Python refuses to convert such long ints to text.
-        return f"{type(value).__name__} of more than a thousand digits"
-    half = LONGEST_TEXT // 2
-    return text if len(text) <= LONGEST_TEXT else f"{text[:half]}...{text[-half:]}"
 
 
 def _decimal(value):
