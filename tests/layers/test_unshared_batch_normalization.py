@@ -269,7 +269,7 @@ def not_counted(block, state):
 
 REFUSED = {
     "a layer alone": lambda dense, layer: layer,
-    "RNN, not counted": lambda *both: repeated_ways.recurrent(Cell(*both), True, 1, False),
+    "RNN, not counted": lambda *both: repeated_ways.recurrent(Cell(*both), False),
 } | {
     apply.__name__: lambda *both, apply=apply: Subclassed(Block(*both), apply)
     for apply in (in_scan, told_once, not_counted)

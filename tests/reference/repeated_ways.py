@@ -73,18 +73,6 @@ class Cell(Block):
         return (shape[0], FEATURES)
 
 
-class CountingCell(Cell):
-    """The same with the number of its calls as a second state, one per image."""
-
-    state_size = (FEATURES, 1)
-
-    def call(self, inputs, states):
-        state, number = states
-        application = ops.cast(number[0, 0], "int32")
-        state = Block.call(self, state, application=application)
-        return state, [state, number + 1]
-
-
 class Subclassed(keras.Model):
     """A model that applies a block in its `call`."""
 
@@ -126,14 +114,13 @@ def in_loop(block, state):
     return ops.while_loop(lambda index, state: index < MORE, body, (0, state))[1]
 
 
-def recurrent(cell, unroll, states, is_counted=True):
+def recurrent(cell, is_counted=True):
     """The last state of a recurrent layer with `APPLICATIONS` steps that begins at the inputs."""
 
     def apply(inputs, training):
         steps = ops.zeros((IMAGES, APPLICATIONS, 1))
-        begin = [inputs, ops.zeros((IMAGES, 1))][:states]
-        recurrent = keras.layers.RNN(cell, unroll=unroll)
-        return recurrent(steps, initial_state=begin, training=training)
+        recurrent = keras.layers.RNN(cell, unroll=True)
+        return recurrent(steps, initial_state=[inputs], training=training)
 
     class Recurrent(keras.Model):
         def __init__(self):
@@ -196,17 +183,11 @@ WAYS = {
     "subclassed, told": (lambda *both: Subclassed(Block(*both), told), MORE),
     "subclassed, counted": (lambda *both: Subclassed(_model_of_block(*both), counted), MORE),
     "subclassed, Repeated": (lambda *both: Subclassed(Repeated(Block(*both), MORE), once), MORE),
-    "RNN, unrolled": (lambda *both: recurrent(Cell(*both), True, 1), APPLICATIONS),
+    "RNN, unrolled": (lambda *both: recurrent(Cell(*both)), APPLICATIONS),
     "while_loop": (lambda *both: Subclassed(Block(*both), in_loop), MORE),
-    "RNN, the application as a state": (
-        lambda *both: recurrent(CountingCell(*both), False, 2),
-        APPLICATIONS,
-    ),
 }
-# To know what the cell returns, Keras calls it once before the loop, which updates statistics, too.
-CALLED_ONCE_MORE = "RNN, the application as a state"
-# JAX cannot differentiate the one, and no layer can change its variables in the other.
-NOT_TRAINED_ON_JAX = ("while_loop", CALLED_ONCE_MORE)
+# JAX cannot differentiate it.
+NOT_TRAINED_ON_JAX = ("while_loop",)
 
 
 class Separate(keras.Model):
@@ -232,7 +213,7 @@ def build(dense, normalizations):
         layer.set_weights([rng.uniform(0.2, 1.2, weight.shape) for weight in layer.weights])
 
 
-def trained(model, dense, normalizations, with_statistics):
+def trained(model, dense, normalizations):
     """Predictions, two training steps, and what they make of predictions and weights."""
     inputs, targets = data()
     model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
@@ -240,9 +221,8 @@ def trained(model, dense, normalizations, with_statistics):
     found += [model.train_on_batch(inputs, targets) for _ in range(2)]
     learned = [weight for one in (dense, *normalizations) for weight in one.trainable_weights]
     found += [keras.ops.convert_to_numpy(weight) for weight in learned]
-    if with_statistics:
-        found += [model.predict_on_batch(inputs)]
-        found += [weight for one in normalizations for weight in one.get_weights()]
+    found += [model.predict_on_batch(inputs)]
+    found += [weight for one in normalizations for weight in one.get_weights()]
     return [np.asarray(one) for one in found]
 
 
@@ -253,21 +233,21 @@ def of_way(name, **kwargs):
     layer = UnsharedBatchNormalization(APPLICATIONS, **kwargs)
     layer.build((None, FEATURES))
     build(dense, layer.normalizations)
-    return trained(make(dense, layer), dense, layer.normalizations, name != CALLED_ONCE_MORE)
+    return trained(make(dense, layer), dense, layer.normalizations)
 
 
-def of_separate_layers(times, with_statistics):
+def of_separate_layers(times):
     """The same of separate layers."""
     dense = keras.layers.Dense(FEATURES)
     normalizations = [keras.layers.BatchNormalization() for _ in range(APPLICATIONS)]
     build(dense, normalizations)
-    return trained(Separate(dense, normalizations, times), dense, normalizations, with_statistics)
+    return trained(Separate(dense, normalizations, times), dense, normalizations)
 
 
 def assert_equal(name):
     """Raises an `AssertionError` if the numbers of a way are not those of separate layers."""
     _, times = WAYS[name]
-    expected = of_separate_layers(times, name != CALLED_ONCE_MORE)
+    expected = of_separate_layers(times)
     for ours, theirs in zip(of_way(name), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5, err_msg=name)
 
