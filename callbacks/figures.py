@@ -68,8 +68,9 @@ class Figures(GoesOn, keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.set_on_error(on_error)
-        is_one = isinstance(probes, ProbeCallback)
-        self.probes: list[ProbeCallback] = [probes] if is_one else list(probes)
+        if isinstance(probes, ProbeCallback):
+            probes = [probes]
+        self.probes: list[ProbeCallback] = list(probes)
         self.log_dir: pathlib.Path = checked_path("log_dir", log_dir)
         self.every: int = every
         self._writer: Any = None

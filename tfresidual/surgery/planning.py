@@ -148,7 +148,7 @@ def plan(
             f"be at most {len(units)}, the blocks or layers of {chain.name} that can go",
             goal.blocks,
         )
-    if exact and (subsets := math.comb(len(units), blocks)) > MOST_SUBSETS:
+    if exact and (subsets := math.comb(len(units), goal.blocks or 0)) > MOST_SUBSETS:
         raise ArgumentError(
             ("exact", "blocks"),
             f"leave at most {MOST_SUBSETS:,} subsets to compare; `stages` chooses fewer blocks",

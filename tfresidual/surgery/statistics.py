@@ -58,7 +58,9 @@ def update_statistics(model: keras.Model, batches: Iterable[Any]) -> int:
     layers = [layer for layer in model._flatten_layers() if _is_trained(layer)]
     if not layers:
         return 0
-    size, sums, measured = 0, {}, set()
+    size = 0
+    sums: dict[int, Any] = {}
+    measured: set[Any] = set()
 
     def measure(layer, method, *args, **kwargs):
         outputs = method(*args, **kwargs | {"training": True})
