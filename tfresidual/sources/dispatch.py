@@ -126,9 +126,8 @@ def chain(
 
     Raises:
         FileNotFoundError: if there is no such file or directory.
-        ValueError: if the source is none of these, no blocks can be found in the model, or the
-            file is damaged or holds classes that are not known here, or if another argument
-            cannot be used.
+        ValueError: if the source is none of these, no blocks can be found in the model, or another
+            argument cannot be used. What Keras cannot load raises its own error.
     """
     options = {
         "blocks": blocks,
