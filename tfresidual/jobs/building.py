@@ -67,7 +67,7 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
         check_any_depth(settings)
     kwargs |= _size(settings, blocks, description.input_shape)
     is_any = settings.network == "resnet" and blocks is not None
-    preset = networks.ResidualNetwork if is_any else networks.PRESETS[settings.network]
+    preset: Any = networks.ResidualNetwork if is_any else networks.PRESETS[settings.network]
     network = preset(**kwargs, **({"name": "resnet"} if is_any else {}))
     if settings.gain is not None:
         _scale_convolutions(network, settings.gain)
