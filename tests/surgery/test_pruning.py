@@ -301,7 +301,6 @@ def several():
 
 @pytest.mark.eager
 @pytest.mark.filterwarnings("ignore:The network is no better")
-@pytest.mark.filterwarnings("ignore:The smaller network")
 @pytest.mark.parametrize(
     ("optimizer", "distil"),
     [(several, 0.0), pytest.param(at_its_end, 0.5, marks=pytest.mark.nightly)],

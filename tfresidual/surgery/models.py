@@ -161,9 +161,7 @@ def reordered(
     return rerouted(chain, route, weights, inputs)
 
 
-def rerouted(
-    chain: Chain, route: Route, weights: str, inputs: Any = None, is_compiled: bool = True
-) -> keras.Model:
+def rerouted(chain, route, weights, inputs=None, is_compiled=True):
     """Returns a model that computes what a route of a chain computes, compared with it.
 
     With `is_compiled`, it is compiled as the model of the chain is, or a warning says why not.
@@ -206,9 +204,7 @@ def _compile(made, model, optimizer):
         made.sampler = model.sampler
 
 
-def chain_of(
-    model: keras.Model | Chain, weights: str = "copy", output: str | int | None = None
-) -> Chain:
+def chain_of(model, weights="copy", output=None):
     """Returns the chain of what is to be changed; raises the errors of its arguments."""
     check_choice("weights", weights, WEIGHTS)
     chain = model if isinstance(model, Chain) else None
