@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from reference.random_network import random_network
 
 from tfresidual import callbacks
 
@@ -32,7 +33,17 @@ def functional(activation=None):
     return keras.Model(inputs, layers.Dense(3, "softmax")(state))
 
 
-@pytest.mark.parametrize("make", [functional, pytest.param(Subclassed, marks=pytest.mark.nightly)])
+def bounded():
+    inputs = keras.Input((4,))
+    image = layers.Reshape((2, 2, 1))(inputs)
+    options = {"lipschitz": 0.9, "input_shape": (2, 2, 1), "classes": 3}
+    return keras.Model(inputs, random_network(blocks=1, widths=(2,), **options)(image))
+
+
+OTHERS = [pytest.param(one, marks=pytest.mark.nightly) for one in (Subclassed, bounded)]
+
+
+@pytest.mark.parametrize("make", [functional, *OTHERS])
 def test_a_trained_model_is_freed(make):
     model = make()
     if make is Subclassed:

@@ -55,7 +55,11 @@ def test_a_whole_file_and_a_compressed_one(saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "advice"), [("net.h5", "`keras.models.load_model`"), ("a.weights.h5", "weights alone")]
+    ("name", "advice"),
+    [
+        ("net.h5", "`keras.models.load_model`"),
+        *((f"a.weights.{end}", "weights alone") for end in ("h5", "json")),
+    ],
 )
 def test_files_of_other_kinds(tmp_path, name, advice):
     (tmp_path / name).touch()

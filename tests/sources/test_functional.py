@@ -7,8 +7,6 @@ Not covered here: published architectures, which are in test_applications.
 
 import contextlib
 import functools
-import gc
-import weakref
 from functools import partial
 
 import keras
@@ -20,7 +18,7 @@ from keras import layers, ops
 from reference.random_network import random_batch, random_network, randomise, sample
 
 import tfresidual as tfr
-from tfresidual import callbacks, networks, probes
+from tfresidual import networks, probes
 from tfresidual.routing import evaluate
 from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.routes import drop, repeat_last_block
@@ -675,25 +673,6 @@ def test_files_and_training_go_on(tmp_path):
     for one in (chain, loaded):
         np.testing.assert_array_equal(tf.function(one)(tf.constant(images)), expected)
     assert [block.shortcut for block in loaded.blocks] == [b.shortcut for b in chain.blocks]
-
-
-@pytest.mark.compiled
-@pytest.mark.parametrize("has_bounds", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_a_chain_does_not_hold_its_model(has_bounds):
-    """Callbacks keep chains by model, as long as the model lives."""
-    if has_bounds:
-        model = random_network(blocks=1, widths=(2,), lipschitz=0.9)
-        model.compile("sgd", "sparse_categorical_crossentropy")
-        data = random_batch(model, images=4)
-        model.fit(*data, verbose=0, callbacks=[callbacks.BlockMetrics(data)])
-    else:
-        model, _ = post_activation()
-        chain = tfr.chain(model)
-        assert len(chain.blocks) == 4
-    reference = weakref.ref(model)
-    del model
-    gc.collect()
-    assert reference() is None
 
 
 # Losses and outputs

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import math
-import weakref
 
 import keras
 import tensorflow as tf
@@ -82,11 +81,9 @@ def reference_loss_of(model, place=None):
     without those of regularization. It is `None` if training computes another one, or not a mean.
     `place` is that of one of several outputs, see `data.Place`.
     """
-    known = weakref.ref(model)
 
     def loss_now():
-        model = known()
-        if model is None or not model.compiled or changed_method(model) is not None:
+        if not model.compiled or changed_method(model) is not None:
             return None
         loss, weights = (of_output(one, place) for one in (model.loss, weights_of_losses(model)))
         if loss is None or getattr(single(loss), "reduction", _MEANS[0]) not in _MEANS:

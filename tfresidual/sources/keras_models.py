@@ -75,7 +75,7 @@ def chain_of_model(model, blocks=None, expand_nested=None, inputs=None, padding=
     division, notes_of_padding = with_padding(division, padding)
     # The graph may have been made for one of many sizes that the model takes.
     declared = inputs_of(model) if inputs is None and has_graph(model) else whole.structure
-    reference = reference_of(model) if has_graph(model) else _Inference(model)
+    reference = model.applied if isinstance(model, OneOutput) else reference_of(model)
     notes = (*_notes(division), *notes_of_padding, *note)
     return chain_of_division(model, division, declared, reference, notes)
 
@@ -194,18 +194,6 @@ def _whole_layers(whole, opens):
     if not repeated or len(repeated) == len(classes):
         return division
     return divided(whole, lambda node: opens(node.operation) and type(node.operation) in repeated)
-
-
-class _Inference:
-    """Computes what a subclassed model computes at inference."""
-
-    def __init__(self, model):
-        self.model = model
-
-    def __call__(self, images):
-        if isinstance(self.model, OneOutput):
-            return self.model.applied(images)
-        return self.model(images, training=False)
 
 
 def _check_inputs(inputs):
