@@ -15,7 +15,6 @@ from reference.random_network import CASES, case_id, random_batch, random_networ
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.layers.shortcuts import DropoutShortcut
 from tfresidual.routing import Block
 
 pytestmark = pytest.mark.eager
@@ -309,40 +308,3 @@ def test_line_by_hand():
     # At two points, x = -0.5 and 0.5, the speed is 2 |(1, 2 x)|.
     frame = probes.line_between(chain, at(-1, 0)[0], at(1, 0)[0], points=2)
     assert frame["length"][0] == pytest.approx(2 * np.sqrt(2))
-
-
-def calls(chain, images):
-    """A call of every probe of the metric, by name; `images` are two or more."""
-    data = images, np.zeros(len(images), "int32")
-    place = {"stage": 1, "block": 1}
-    state, _ = chain.walk_to(chain.stem(images), **place)
-    return {
-        "product": lambda: probes.metric_product(chain, images, **place, vectors=np.asarray(state)),
-        "eigenvalues": lambda: probes.metric_eigenvalues(chain, data, **place)["eigenvalue"],
-        "line_element": lambda: probes.line_element(chain, data)["spatial_part"],
-        "line_between": lambda: probes.line_between(chain, images, images[::-1])["length"],
-    }
-
-
-@pytest.mark.system
-@pytest.mark.compiled
-@pytest.mark.nightly
-def test_mixed_precision_is_near_float32_and_follows_the_weights():
-    size = SMALL | {"widths": (4,), "shortcut": DropoutShortcut(rescale=True)}
-    net = random_network(**size)
-    low = random_network(dtype="mixed_bfloat16", **size)
-    chain, low_chain = tfr.chain(net), tfr.chain(low)
-    images, _ = random_batch(net, images=6)
-    for _ in range(2):
-        low_calls = calls(low_chain, images)
-        for name, call in calls(chain, images).items():
-            expected, measured = np.asarray(call()), np.asarray(low_calls[name]())
-            assert measured.dtype in (np.float32, np.float64)
-            scale = np.nanmax(np.abs(expected))
-            np.testing.assert_allclose(measured / scale, expected / scale, atol=0.05)
-        for model in (net, low):
-            kernel = model.get_layer("stage1_block1").convolution2.kernel
-            kernel.assign(kernel * 0.5)
-    assert len(chain.compiled) == 4
-    for function in (*chain.compiled.values(), *low_chain.compiled.values()):
-        assert function.experimental_get_tracing_count() == 1

@@ -3,8 +3,6 @@
 How much memory is taken in truth is measured in test_memory.py.
 """
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -77,28 +75,6 @@ def test_equals_numpy_for_every_route(activation):
     np.testing.assert_array_equal(values.distance[-1], 0)
 
 
-@pytest.fixture(scope="module")
-def of_three_stages():
-    """A chain of three stages, and a batch."""
-    net = random_network(widths=(4, 8, 12), transition="convolution")
-    return tfr.chain(net), random_batch(net)
-
-
-def test_distances_begin_where_routes_leave_and_are_shared_before(of_three_stages):
-    chain, batch = of_three_stages
-    routes = [drop(chain, (stage, 1)) for stage in (1, 2, 3)]
-    for route, by_stage in enumerate(evaluate(chain, batch, routes).distance):
-        np.testing.assert_array_equal(by_stage[:, :route], 0)
-        assert (by_stage[:, route:] > 0).all()
-    routes = [drop(chain, (1, 1), (3, 0)), drop(chain, (1, 1)), drop(chain, (1, 1), (3, 1))]
-    distance = evaluate(chain, batch, routes).distance
-    for other in distance[1:]:
-        np.testing.assert_array_equal(other[:, :2], distance[0, :, :2])
-        assert (other[:, 2] != distance[0, :, 2]).all()
-    for route, expected in zip(routes, distance, strict=True):
-        np.testing.assert_array_equal(evaluate(chain, batch, [route]).distance[0], expected)
-
-
 # By hand
 
 
@@ -144,30 +120,6 @@ def test_solved_by_hand():
     entropy = -p * np.log(p) - (1 - p) * np.log(1 - p)
     np.testing.assert_allclose(values.entropy[:, 0], entropy, rtol=1e-4)
     np.testing.assert_allclose(values.margin[:, 0], 2 * p - 1, rtol=1e-5)
-
-
-def grows(h):
-    return h * 1e30
-
-
-@pytest.mark.parametrize("outputs", ["logits", "label_logits", "probabilities"])
-def test_outputs_that_are_not_finite_are_wrong_and_agree_with_nothing(outputs):
-    head = ops.softmax if outputs == "probabilities" else (lambda state: state)
-    chain = dataclasses.replace(
-        plane_chain(doubles, grows),
-        head=lambda h: head(ops.reshape(h, (-1, 2))),
-        outputs=outputs,
-    )
-    routes = [unperturbed(chain), repeat_last_block(chain, 1, 1), repeat_last_block(chain, 1, 2)]
-    labels = [[1, 0]] if outputs == "label_logits" else [0]
-    # 2e30 is finite, 2e60 not any more; the zero next to it becomes neither.
-    values = evaluate(chain, at((1, 0), labels=labels), routes)
-    np.testing.assert_array_equal(values.wrong, [[0], [1], [1]])
-    np.testing.assert_array_equal(values.agreement, [[1], [0], [0]])
-    np.testing.assert_array_equal(values.distance, [[[0]], [[np.inf]], [[np.inf]]])
-
-
-# Which rows
 
 
 # Memory

@@ -678,42 +678,6 @@ def test_files_and_training_go_on(tmp_path):
 # Losses and outputs
 
 
-OUTPUTS = [
-    (layers.Softmax(), "probabilities"),
-    (layers.Activation("softmax"), "probabilities"),
-    (ops.softmax, "probabilities"),
-    (layers.Activation("sigmoid"), "label_probabilities"),
-    (ops.sigmoid, "label_probabilities"),
-    (keras.Sequential([layers.Dense(5, activation="softmax")]), "probabilities"),
-    (layers.Dense(5), "logits"),
-    (
-        keras.Sequential([layers.Softmax(), layers.Reshape((5,)), layers.Activation("linear")]),
-        "probabilities",
-    ),
-    (lambda state: state[:, :3], "logits"),
-]
-
-
-@pytest.mark.parametrize(("last", "outputs"), OUTPUTS)
-def test_what_the_outputs_are(last, outputs):
-    inputs = images_input()
-    state = convolution(4, "stem")(inputs)
-    state = layers.Add()([state, convolution(4, "conv")(state)])
-    state = layers.Dense(5)(layers.GlobalAveragePooling2D()(state))
-    model = keras.Model(inputs, last(state))
-    chain = tfr.chain(model)
-    assert chain.outputs == outputs
-    images, labels = batch_of(model)
-    values = model(images)
-    labels = np.eye(values.shape[1], dtype="float32")[labels % values.shape[1]]
-    if outputs == "label_probabilities":
-        expected = keras.losses.binary_crossentropy(labels, values)
-    else:
-        is_logits = outputs == "logits"
-        expected = keras.losses.categorical_crossentropy(labels, values, from_logits=is_logits)
-    np.testing.assert_allclose(chain.loss(labels, chain(images)), expected, rtol=1e-4)
-
-
 # The last activation and the loss of a model, and the kind of its outputs.
 OF_CLASSES = keras.losses.SparseCategoricalCrossentropy
 AT_ODDS = {
