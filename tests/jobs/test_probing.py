@@ -265,13 +265,7 @@ def test_a_series_that_ends_early_leaves_whole_frames_as_they_were(run, series, 
     damage(folder / "epoch0004")
     with pytest.raises((ValueError, IndexError)):
         probing.probe(folder, names, images=32, changes=changes)
-    after = content_of(folder / "probes")
-    assert before.items() <= after.items()
-    # What was measured is not lost.
-    unfinished = folder / "probes" / "unfinished"
-    new = {path.relative_to(unfinished).as_posix() for path in after if path not in before}
-    assert new == {"effective_parameters.csv", "weight_deviations.csv", "readout.csv"}
-    assert pd.read_csv(unfinished / "readout.csv")["epoch"].unique().tolist() == [-1, 1]
+    assert content_of(folder / "probes") == before
     # And the next time, of what is left, everything is in its place.
     shutil.rmtree(folder / "epoch0004")
     probing.probe(folder, names, images=32, changes=changes)

@@ -138,8 +138,12 @@ def test_files_and_log(tmp_path, data):
     assert not log.isna().any(axis=None)
 
 
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_the_result_is_the_network_of_the_best_epoch(tmp_path, data):
     weights, logged = [], []
+    # Of unknown length, in batches of fixed size.
+    validation = data[1].rebatch(8, drop_remainder=True)
 
     def record(epoch, logs):
         weights.append(network.get_weights())
@@ -152,7 +156,7 @@ def test_the_result_is_the_network_of_the_best_epoch(tmp_path, data):
         keras.optimizers.SGD(rates), "sparse_categorical_crossentropy", metrics=["accuracy"]
     )
     recorder = keras.callbacks.LambdaCallback(on_epoch_end=record)
-    result = train(tmp_path, data, network, epochs=6, callbacks=[recorder])
+    result = train(tmp_path, (data[0], validation), network, epochs=6, callbacks=[recorder])
     best = int(np.argmax(logged))
     assert 0 < best < 5, "the training does not show what it should"
     assert (result.best_epoch, result.metric) == (best, "accuracy")

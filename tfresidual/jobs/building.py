@@ -66,9 +66,10 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
     if blocks is not None:
         check_any_depth(settings)
     kwargs |= _size(settings, blocks, description.input_shape)
-    is_any = settings.network == "resnet" and blocks is not None
-    preset: Any = networks.ResidualNetwork if is_any else networks.PRESETS[settings.network]
-    network = preset(**kwargs, **({"name": "resnet"} if is_any else {}))
+    if settings.network == "resnet" and blocks is not None:
+        network = networks.ResidualNetwork(name="resnet", **kwargs)
+    else:
+        network = networks.PRESETS[settings.network](**kwargs)
     if settings.gain is not None:
         _scale_convolutions(network, settings.gain)
     return network

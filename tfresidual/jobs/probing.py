@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from typing import TYPE_CHECKING
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
     from tfresidual.jobs.settings import Settings
 
 SPLITS = ("train", "test")
-# Subfolder that holds the frames and figures of a series until all of them are written.
-UNFINISHED = "unfinished"
 
 
 def probe(
@@ -75,8 +72,7 @@ def probe(
             `probes/NAME` beside any other network. The file `probes.json` there records what each
             frame was measured on. The frames of a series have the column `epoch`, counted from 0
             (-1 is before the first epoch), and its figures are those of the last network and those
-            over the epochs. Until a series is complete, its files are in the subfolder
-            `unfinished`, and those of an earlier probe stay in place.
+            over the epochs, all written when the last one was probed.
         splits: `"train"`, `"test"` or both.
         images: int, number of images of each split, rounded up to whole batches; by default all
             test images, and the same number of training images.
@@ -143,7 +139,7 @@ def _checked(target, names, folder, splits, images, changes, options, pixels):
     settings = settings_for(target, first, changes or {})
     folder = folder_of(target if series else networks[None]) if folder is None else folder
     folder = checked_path("folder", folder)
-    check_folder("folder", folder, UNFINISHED if series else "")
+    check_folder("folder", folder)
     options = dataclasses.replace(
         options,
         epsilon=settings.epsilon if options.epsilon is None else options.epsilon,
@@ -166,9 +162,7 @@ def _checked(target, names, folder, splits, images, changes, options, pixels):
 def _run(asked, console):
     """Returns what `probe` returns; the folder is locked."""
     known = known_records(asked.folder)
-    # An incomplete series leaves the complete frames of an earlier probe as they are.
-    written_to = asked.folder / UNFINISHED if asked.is_series else asked.folder
-    frames, paths, options = {}, {}, asked.options
+    frames, drawn, paths, options = {}, {}, {}, asked.options
     data, last = None, [*asked.networks.values()][-1]
     for epoch, path in asked.networks.items():
         say(console, f"opening {path}")
@@ -195,27 +189,23 @@ def _run(asked, console):
             measured = running.run(name, chain, data, options, console is not None)
             # Only the last network of a series is drawn.
             figures = study_figures(measured, options.epsilon) if path == last else {}
-            if epoch is not None:
-                measured = _with_epoch(measured, epoch, frames)
-            # Written at once, so that an interruption loses only the current probe.
-            if asked.is_series:
-                written_to.mkdir(exist_ok=True)
-            written_now = write_frames_and_figures(written_to, measured, figures, flat=True)
-            paths |= dict.fromkeys(written_now)
+            if epoch is None:
+                # Written at once, so that an interruption loses only the current probe.
+                paths |= dict.fromkeys(_write(asked.folder, measured, figures, known, what))
+            else:
+                measured, drawn = _with_epoch(measured, epoch, frames), drawn | figures
             frames |= measured
-            if not asked.is_series:
-                known |= dict.fromkeys(measured, what)
-                paths[record(asked.folder, known)] = None
     if asked.is_series:
-        figures = study_figures(_by_epoch(frames), options.epsilon)
-        paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
-        paths = {path.replace(asked.folder / path.name): None for path in paths}
-        known |= dict.fromkeys(frames, what)
-        paths[record(asked.folder, known)] = None
-        # Files that an interrupted run of other probes left there stay.
-        with contextlib.suppress(OSError):
-            written_to.rmdir()
+        # Together, so that a series that ends early leaves the frames of an earlier probe.
+        drawn |= study_figures(_by_epoch(frames), options.epsilon)
+        paths = _write(asked.folder, frames, drawn, known, what)
     return frames, list(paths)
+
+
+def _write(folder, frames, figures, known, what):
+    known |= dict.fromkeys(frames, what)
+    paths = write_frames_and_figures(folder, frames, figures, flat=True)
+    return [*paths, record(folder, known)]
 
 
 def _by_default(chain):

@@ -21,12 +21,9 @@ def file_above(path):
     return None if above.is_dir() else above
 
 
-def check_folder(name: str, folder: pathlib.Path, within: str = "") -> None:
-    """Raises a `NotADirectoryError` unless an argument is a directory or one can be created there.
-
-    The same must hold for the path `within` in it.
-    """
-    file = file_above(folder / within / "any")
+def check_folder(name: str, folder: pathlib.Path) -> None:
+    """Raises a `NotADirectoryError` unless an argument is a directory or one can be created."""
+    file = file_above(folder / "any")
     if file is not None:
         raise NotADirectoryError(
             f"Argument `{name}` must be a folder, or a path where one can be created. "

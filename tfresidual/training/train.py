@@ -11,7 +11,7 @@ import pandas as pd
 from tfresidual.datasets.arrays import ArrayDataset
 from tfresidual.datasets.epochs import counts_epochs, set_epoch
 from tfresidual.definitions.arguments import ArgumentError, checked_path
-from tfresidual.machine.backends import set_random_state
+from tfresidual.machine.backends import BACKEND, set_random_state
 from tfresidual.machine.first_step import traced_once
 from tfresidual.machine.locks import locked
 from tfresidual.training.checkpoints import Checkpoints, TrainingFolder, opened
@@ -141,6 +141,10 @@ def train(
         )
     data = _in_batches(data, batch_size, shuffle=True)
     validation = _in_batches(validation, batch_size)
+    if BACKEND == "tensorflow":
+        from tfresidual.machine.passes import of_any_size
+
+        validation = of_any_size(validation)
     with locked(checked_path("folder", folder)):
         return _train(network, data, validation, folder, epochs, metric, callbacks, console)
 

@@ -52,7 +52,9 @@ def end_with_parent() -> None:
         return
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(os.environ[PARENT]):
+    try:
+        os.kill(int(os.environ[PARENT]), 0)
+    except ProcessLookupError:
         sys.exit("The process that ran this worker has ended")
 
 
