@@ -5,7 +5,7 @@ Not covered: how they look; that was judged by eye.
 
 import numpy as np
 from plots import make_frames as make
-from plots.read_figures import by_label, metric_lines, panels
+from plots.read_figures import by_label, lines_with, metric_lines, panels
 
 from tfresidual import plots
 
@@ -26,6 +26,15 @@ class TestTrainingCurves:
             assert axes.get_xlabel() == "epoch"
             styles = [line.get_linestyle() for line in metric_lines(axes)]
             assert styles == ["-", "--"]
+
+    def test_the_best_epoch_is_that_of_the_validation_metric(self):
+        frame = make.history_frame(40, metric="exact_match")
+        frame.loc[11, "val_exact_match"] = 0.99
+        figure = plots.training_curves(frame)
+        for axes, height in zip(figure.axes, (frame.loc[11, "val_loss"], 0.99), strict=True):
+            level, ring = lines_with(axes, "best")
+            assert level.get_xdata()[0] == 12
+            assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (12, height)
 
 
 class TestIterativeInference:

@@ -123,7 +123,7 @@ def convergence_curves(readout: Frame, repeat_last_block: Frame) -> Figure:
     title = drawing.title + frames.branch_scale(repeat_last_block)
     figure = draw_table(table, drawing, title, handles=[_length_handle()])
     for axes in figure.axes:
-        _mark_lengths(axes, lengths, style.stage_looks(lengths.index))
+        _mark_lengths(axes, lengths)
     return figure
 
 
@@ -158,7 +158,7 @@ def repetition_metrics(frame: Frame, block_metrics: Frame | None = None) -> Figu
     title = drawing.title + frames.branch_scale(frame)
     figure = draw_table(table, drawing, title, handles=[_length_handle()])
     for axes, stage in zip(figure.axes, itertools.cycle(sorted(stages)), strict=False):
-        _mark_lengths(axes, lengths[[stage]], {})
+        _mark_lengths(axes, lengths[[stage]])
     return figure
 
 
@@ -180,17 +180,10 @@ def _applied_blocks(blocks, repeated, drawing):
     return pd.concat([blocks, repeated], ignore_index=True), lengths
 
 
-def _mark_lengths(axes, lengths, looks):
-    """Marks where repetitions begin, in the colours of the stages unless all begin together."""
-    for length, stages in lengths.groupby(lengths).groups.items():
-        look = {"linewidth": 0.9, "zorder": 1.5, "gid": "length"}
-        if len(stages) == len(lengths):
-            axes.axvline(length, color=style.FAINT_INK, **look)
-            continue
-        # Stages of the same length share a line, with alternating dashes.
-        for place, stage in enumerate(stages):
-            dashes = (-6 * place, (6, 6 * (len(stages) - 1))) if len(stages) > 1 else "-"
-            axes.axvline(length, color=looks[stage].colour, linestyle=dashes, **look)
+def _mark_lengths(axes, lengths):
+    """Marks where repetitions begin."""
+    for length in sorted(set(lengths)):
+        axes.axvline(length, color=style.FAINT_INK, linewidth=0.9, zorder=1.5, gid="length")
 
 
 def fixed_point(frame: Frame, *, mu: float | None = None) -> Figure:

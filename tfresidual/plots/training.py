@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from tfresidual.definitions.types import Figure, Frame
 
-# A decrease of the rate by a third or more counts as a drop; a smooth schedule has none.
-_DROP = 2 / 3
-_NOT_METRICS = frozenset({"epoch", "loss", "learning_rate", "lr"})
 _OF_BLOCKS = Drawing(
     "Iterative inference",
     (
@@ -63,21 +60,22 @@ def iterative_inference(frame: Frame, *, stages: Iterable[int] | None = None) ->
 
 
 def training_curves(history: Frame, *, metrics: Iterable[str] | None = None) -> Figure:
-    """Draws the loss and the accuracy-like metrics over the epochs.
+    """Draws the loss and the metrics over the epochs.
 
-    Training and validation share a panel. Drops of the learning rate by a third or more are
-    marked with the new rate. The best epoch is marked too: the one with the best value of the first
-    metric, or with the lowest loss if there are no metrics, on the validation data if there are
-    any.
+    Training and validation share a panel. The best epoch is marked: the one with the best value of
+    the first metric, or with the lowest loss if there are no metrics, on the validation data if
+    there are any.
 
     Args:
         history: History frame as `keras.callbacks.CSVLogger` writes it, with the columns `epoch`
-            (from 0) and `loss`, and optionally `val_loss`, metrics with their `val_` twins and
-            `learning_rate`. Keys with a slash (metrics per block) are not drawn.
-        metrics: Names of the metrics to draw, without `val_`. Default: those with a `val_` twin;
-            without validation, those with "accuracy" or "match" in their name.
+            (from 0) and `loss`, and optionally `val_loss` and metrics with their `val_` twins. Keys
+            with a slash (metrics per block) are not drawn.
+        metrics: Names of the metrics to draw, without `val_`. Default: those with a `val_` twin.
     """
-    shown = ("loss", *(_default_metrics(history) if metrics is None else metrics))
+    if metrics is None:
+        names = [name for name in history if "/" not in name and f"val_{name}" in history]
+        metrics = [name for name in names if name != "loss"]
+    shown = ("loss", *metrics)
     epochs = history["epoch"].to_numpy()
     columns = {
         "training": {name: name for name in shown},
@@ -99,7 +97,6 @@ def training_curves(history: Frame, *, metrics: Iterable[str] | None = None) -> 
     split, values = held_out["split"].iloc[0], held_out[best_of].to_numpy()
     is_cost = "loss" in best_of or "error" in best_of
     best = int(np.nanargmin(values) if is_cost else np.nanargmax(values))
-    drops = _rate_drops(history, epochs + 1)
     ring = {"marker": "o", "markeredgecolor": style.INK, "markerfacecolor": "none"}
     dotted = {"color": style.INK, "linewidth": 0.9, "linestyle": ":"}
     label = (
@@ -107,14 +104,11 @@ def training_curves(history: Frame, *, metrics: Iterable[str] | None = None) -> 
         f"(epoch {epochs[best] + 1:g})"
     )
     handles = [style.line_handle(label, **ring, **dotted, markersize=7)]
-    if drops:
-        handles.append(style.line_handle("new learning rate", linewidth=0.8, linestyle="--"))
     figure = draw_table(pd.concat(parts, ignore_index=True), drawing, handles=handles)
     for axes, name in zip(figure.axes, shown, strict=True):
         (*_, last) = (part[name].iloc[best] for part in parts if name in part)
         axes.axvline(epochs[best] + 1, **dotted, gid="best")
         axes.plot(epochs[best] + 1, last, **ring, markersize=9, markeredgewidth=1.3, gid="best")
-        _mark_drops(axes, drops, epochs)
     return figure
 
 
@@ -129,36 +123,6 @@ def _by_split(frame, keys, columns):
         for split, named in columns.items()
         if named
     ]
-
-
-def _default_metrics(history):
-    names = [
-        name
-        for name in map(str, history.columns)
-        if name not in _NOT_METRICS and "/" not in name and not name.startswith("val_")
-    ]
-    with_twin = [name for name in names if f"val_{name}" in history.columns]
-    return with_twin or [name for name in names if "accuracy" in name or "match" in name]
-
-
-def _rate_drops(history, epochs):
-    """Returns pairs of a place, between the epochs of the old and the new rate, and a new rate."""
-    column = next((name for name in ("learning_rate", "lr") if name in history.columns), None)
-    if column is None:
-        return []
-    rates = history[column].to_numpy()
-    rows = np.flatnonzero(rates[1:] <= _DROP * rates[:-1]) + 1
-    return [((epochs[row - 1] + epochs[row]) / 2, rates[row]) for row in rows]
-
-
-def _mark_drops(axes, drops, epochs):
-    """Draws a line per drop and writes the new rate above the axes where there is room."""
-    last = -np.inf
-    for place, rate in drops:
-        axes.axvline(place, color=style.FAINT_INK, linewidth=0.8, linestyle="--", gid="drop")
-        if place - last >= 0.09 * max(np.ptp(epochs), 1):
-            style.text_above(axes, place, f"{rate:.2g}")
-            last = place
 
 
 def network_curves(histories: Frame, *, metrics: Iterable[str] = ("error",)) -> Figure:
