@@ -572,13 +572,8 @@ class DepthOracle(PlacedOracle):
         def has_failed(trial_id):
             return self.trials[trial_id].status == FAILED
 
-        runs = [list(run) for _, run in itertools.groupby(self.end_order, has_failed)]
-        retried = {
-            trial_id
-            for run in runs
-            if has_failed(run[0]) and len(run) >= self.max_consecutive_failed_trials
-            for trial_id in run
-        }
+        last = list(itertools.takewhile(has_failed, reversed(self.end_order)))
+        retried = set(last if len(last) >= self.max_consecutive_failed_trials else ())
         ended = [others for others in self.combinations() if self.plan(others).status == "failed"]
         retried |= {
             trial.trial_id
