@@ -44,8 +44,7 @@ def test_a_probe_is_added_in_a_few_steps(tmp_path):
     for name, code in steps:
         path = site / (name if name.startswith("tfresidual/") else f"tfresidual/{name}")
         if path.name == "probes.py":
-            text = path.read_text().replace("\n)\nPROBES", f"\n{code},\n)\nPROBES")
-            path.write_text(text)
+            path.write_text(f"{path.read_text()}\n\n{code}")
         elif path.name in ("__init__.py", "block_probes.py"):
             add(path, code)
         else:
