@@ -41,8 +41,8 @@ def noise_at(chance: float, images: float | None) -> float:
 
 
 def is_below(error: float, chance: float, images: float | None) -> bool:
-    """Returns whether an error is below that of guessing by more than noise, see `noise_at`."""
-    return bool(chance - error > noise_at(chance, images))
+    """Returns whether an error is below that of guessing beyond rounding and `noise_at`."""
+    return bool(error <= chance - max(noise_at(chance, images), 1e-9))
 
 
 def chance_error(choice: str | float, values: Any) -> float:

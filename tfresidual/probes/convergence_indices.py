@@ -16,7 +16,7 @@ from tfresidual.definitions.arguments import (
     is_number,
 )
 from tfresidual.definitions.averages import images_of, weighted_mean
-from tfresidual.definitions.chance import chance_error, noise_at
+from tfresidual.definitions.chance import chance_error, is_below, noise_at
 from tfresidual.definitions.settings import CHANCES
 from tfresidual.probes.drop_blocks import compared_with_whole
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
@@ -199,8 +199,7 @@ def indices_of(
         ValueError: if an argument cannot be used, or the network is not better than chance, unless
             `at_chance` is `"nan"`.
     """
-    if at_chance not in ("raise", "nan"):
-        raise ArgumentError("at_chance", "be 'raise' or 'nan'", at_chance)
+    check_choice("at_chance", at_chance, ("raise", "nan"))
     check_choice("reading", reading, READINGS)
     for count in images.values() if isinstance(images, dict) else [images]:
         if count is not None:
@@ -218,7 +217,7 @@ def indices_of(
         error = float(parts[0]["error"].iloc[-1])
         if at_chance == "raise":
             _refuse_chance(error, c, split, count)
-        is_at_chance = _reaches(error, c, noise_at(c, count))
+        is_at_chance = not is_below(error, c, count)
         for basis in BASES:
             for record in _indices_of_basis(parts, basis, c, is_at_chance, reading, count):
                 chosen = {"chance": c, "reading": reading}
@@ -227,8 +226,8 @@ def indices_of(
 
 
 def _refuse_chance(error, chance, split, images):
-    noise = noise_at(chance, images)
-    if _reaches(error, chance, noise):
+    if not is_below(error, chance, images):
+        noise = noise_at(chance, images)
         of_split = "" if split is None else f" on {split}"
         of_images = (
             f" on {images:.0f} images, where guessing has one from {chance - noise:.4f} on"
@@ -268,11 +267,6 @@ def _indices_of_basis(frames, basis, chance, is_at_chance, reading, images):
     return [record | {"error": error} for record in (*records, {"stage": MEAN} | means)]
 
 
-def _reaches(error, chance, noise=0.0):
-    """Returns whether an error is at chance or above, up to rounding and noise, or NaN."""
-    return not error <= chance - max(noise, 1e-9)
-
-
 def convergence_index(errors, error, chance, reading="all blocks"):
     """Returns a mean of (c - e) / (c - e0) over the errors of the read-outs after each block.
 
@@ -296,13 +290,12 @@ def recurrence_index(errors, chance, images=None):
     quotient has no meaning; the index is then 0 if that is so of all errors (the meaning of 0),
     else NaN. It is also NaN if the last block, or all of the others, cannot be dropped.
     """
-    noise = noise_at(chance, images)
     errors = np.asarray(errors, float)
     last, others = errors[-1], errors[:-1][~np.isnan(errors[:-1])]
     if np.isnan(last) or len(others) == 0:
         return math.nan
-    if _reaches(last, chance, noise):
-        return 0.0 if all(_reaches(other, chance, noise) for other in others) else math.nan
+    if not is_below(last, chance, images):
+        return math.nan if any(is_below(other, chance, images) for other in others) else 0.0
     return float(1 - np.mean((others - last) / (chance - last)))
 
 

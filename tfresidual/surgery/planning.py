@@ -19,8 +19,8 @@ from tfresidual.definitions.arguments import (
     check_ints,
     check_number,
 )
-from tfresidual.definitions.averages import images_of, rise_over, weighted_mean
-from tfresidual.definitions.chance import chance_error, noise_at, warn_of_chance
+from tfresidual.definitions.averages import rise_over, weighted_mean
+from tfresidual.definitions.chance import chance_text, warn_of_chance
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.block_importance import CRITERIA, block_importance
 from tfresidual.routing import evaluate, routes
@@ -393,16 +393,8 @@ class _Planner:
 
     def _check_chance(self, most_error):
         """Raises a `ValueError` for a network that guesses, whose error cannot rise."""
-        found = self.whole
-        error = float(weighted_mean(found.wrong[0], found.weights))
-        chance = chance_error("uniform", found)
-        if not error < chance - noise_at(chance, images_of(found.weights)):
-            raise ArgumentError(
-                "most_error",
-                "be given for a network that is better than chance by more than two standard "
-                f"errors; its error is {error:.1%}, chance {chance:.1%}",
-                most_error,
-            )
+        if text := chance_text(self.whole):
+            raise ArgumentError("most_error", f"be left out. {text}", most_error)
 
     def _row(self, step, unit, blocks, value, found):
         """Returns what is known of a step before the test, from what a network does on `data`."""
