@@ -314,7 +314,7 @@ def dense(*widths, **kwargs):
 
 
 NO_GROUPS = {
-    "a layer": lambda: dense(3)[0],
+    "a list of layers": lambda: dense(3, 3),
     "one block": lambda: [dense(3)],
     "names": lambda: [["a", "b"]],
     "not built": lambda: [[dense(3)[0], keras.layers.Dense(3)]],

@@ -64,12 +64,15 @@ def _of_chain(chain, first_block):
 
 def _of_layers(groups, first_block):
     """Returns the groups of lists of blocks, each a layer or a list of layers."""
-    if not isinstance(groups, (list, tuple)) or not groups:
-        raise _no_groups(groups)
     found = []
     for number, blocks in enumerate(groups):
         if not isinstance(blocks, (list, tuple)) or len(blocks) < 2:
-            raise _no_groups(groups)
+            raise ArgumentError(
+                "groups",
+                "be a list of groups, each a list of two or more blocks, which are layers or lists "
+                "of layers; or a chain, as `tfresidual.chain(model)` returns it",
+                groups,
+            )
         owned = [_weights_of(block, number, place) for place, block in enumerate(blocks)]
         for place, weights in enumerate(owned):
             difference = _difference(owned[0], weights)
@@ -97,20 +100,15 @@ def _append(groups, stage, role, members):
 def _weights_of(block, number, place):
     """Returns the weights of a block in order, trainable or not, each of them once."""
     layers = block if isinstance(block, (list, tuple)) else [block]
-    if not layers or not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+    are_built = all(isinstance(layer, keras.layers.Layer) and layer.built for layer in layers)
+    weights = {id(w): w for layer in layers for w in layer.weights} if are_built else {}
+    if not weights:
         raise ArgumentError(
             "groups",
-            "hold blocks that are layers, or lists of layers",
+            "hold blocks that are layers, or lists of layers, which are built and have weights",
             received=f"group {number}, block {place}: {block!r}",
         )
-    weights = list({id(w): w for layer in layers for w in layer.weights}.values())
-    if not weights or not all(layer.built for layer in layers):
-        raise ArgumentError(
-            "groups",
-            "hold layers that are built and have weights",
-            received=f"group {number}, block {place}: {layers}",
-        )
-    return weights
+    return list(weights.values())
 
 
 def _difference(first, other):
@@ -120,15 +118,6 @@ def _difference(first, other):
         if tuple(one.shape) != tuple(two.shape) or plain_name(one.name) != plain_name(two.name):
             return f"{one.path} of shape {tuple(one.shape)} and {two.path} of {tuple(two.shape)}"
     return None
-
-
-def _no_groups(groups):
-    return ArgumentError(
-        "groups",
-        "be a list of groups, each a list of two or more blocks, which are layers or lists of "
-        "layers; or a chain, as `tfresidual.chain(model)` returns it; or None",
-        groups,
-    )
 
 
 def _checked(groups):
