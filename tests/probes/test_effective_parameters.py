@@ -118,24 +118,6 @@ def test_uncoupled_weights_of_the_papers_networks():
     assert hauser["uncoupled"] == ends + 16 * 32 + 32 + 32 * 64 + 64
 
 
-def test_late_coupling():
-    net = random_network(blocks=5, widths=(4,))
-    early, late = (probes.effective_parameters(net, first_block=first).iloc[0] for first in (0, 3))
-    one = (early["raw"] - early["uncoupled"]) // 5
-    assert late["uncoupled"] == early["uncoupled"] + 3 * one
-    assert late["recurrent"] == early["recurrent"] + 3 * one
-    frame = probes.weight_deviations(net, first_block=3)
-    assert sorted(set(frame["block"])) == [3, 4]
-    # Of two blocks, both are as far from the mean.
-    l1 = frame.pivot_table(index="role", columns="block", values="l1")
-    np.testing.assert_allclose(l1[3], l1[4])
-    alone = probes.effective_parameters(net, first_block=4).iloc[0]
-    assert alone["raw"] == alone["uncoupled"] == alone["recurrent"] == alone["effective"]
-    shared = random_network(blocks=5, widths=(4,), share_from=0)
-    frame = probes.weight_deviations(shared, first_block=3)
-    assert set(frame["block"]) == {3}
-
-
 def weighted_chain(*weights):
     """A chain in the plane whose blocks hold these weights, a dict each."""
     chain = plane_chain(*[lambda h: h] * len(weights))
@@ -296,9 +278,6 @@ class Models:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param("attention, mlp, attention, mlp", marks=pytest.mark.nightly),
-        pytest.param("mlp, mlp, odd", marks=pytest.mark.nightly),
-        pytest.param("odd, mlp, mlp", marks=pytest.mark.nightly),
         "mlp, odd, mlp, odd",
         pytest.param("unbiased, mlp, mlp, unbiased", marks=pytest.mark.nightly),
         "unbiased attention, attention, mlp",
@@ -307,10 +286,8 @@ class Models:
         "projection, plain, plain",
         "mlp, wider, mlp, mlp, wider, mlp",
         "same, mlp, same",
-        pytest.param("same, same", marks=pytest.mark.nightly),
         "one norm attention, one norm, attention, mlp",
         "mlp, frozen, mlp",
-        pytest.param("attention, mlp", marks=pytest.mark.nightly),
     ],
 )
 def test_models_of_keras_equal_numpy(names):

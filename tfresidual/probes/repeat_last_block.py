@@ -18,7 +18,7 @@ from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.routing import routes
 from tfresidual.routing.data import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
-from tfresidual.routing.gradients import is_half, known_gradients, loss_gradients
+from tfresidual.routing.gradients import filled_gradients, is_half, loss_gradients
 from tfresidual.routing.positions import (
     check_any_counts,
     counted_images,
@@ -193,7 +193,7 @@ def _batch_values(chain, stage, scales, blocks, images, labels):
             losses = chain.loss(labels, outputs)
         shapes.append(tuple(outputs.shape)[1:])
         change = clean(change_of(state, after))
-        (gradient,) = known_gradients(chain, [state], loss_gradients(tape, losses, [state]))
+        (gradient,) = filled_gradients(chain, [state], loss_gradients(tape, losses, [state]))
         gradient, size = clean(gradient), norm(clean(state))
         cosines = cosines.write(index, tf.cast(cosine(change, gradient), tf.float32))
         ratios = ratios.write(index, tf.cast(ratio(norm(change), size), tf.float32))

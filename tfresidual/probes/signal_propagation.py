@@ -16,8 +16,8 @@ from tfresidual.definitions.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.measure import measure
 from tfresidual.routing.gradients import (
     carried_gradients,
+    filled_gradients,
     is_half,
-    known_gradients,
     loss_gradients,
 )
 from tfresidual.routing.positions import counted_images, only_counted, valid_images, without_padding
@@ -116,8 +116,8 @@ def _batch_values(chain, images, labels):
     before, after = zip(*pairs, strict=True)
     # A state that a stage with an anchor does not use has no gradient.
     gradients, gradients_after = loss_gradients(tape, losses, [before, after])
-    gradients = known_gradients(chain, before, gradients)
-    gradients_after = known_gradients(chain, after, gradients_after)
+    gradients = filled_gradients(chain, before, gradients)
+    gradients_after = filled_gradients(chain, after, gradients_after)
     clean = without_padding(chain)
     through_shortcuts, ends, deviations, end = [], [], [], 0
     for stage in chain.stages:

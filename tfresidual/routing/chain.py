@@ -379,7 +379,7 @@ def _block_within(block, context):
     return dataclasses.replace(block, **functions)
 
 
-def known_chain(chain):
+def checked_chain(chain):
     """Returns a `Chain`, or raises a `ValueError`."""
     if not isinstance(chain, Chain):
         raise ArgumentError(

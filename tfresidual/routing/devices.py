@@ -110,15 +110,15 @@ def checked_strategy(strategy: Any) -> tf.distribute.MirroredStrategy | None:
             "be a `tf.distribute.MirroredStrategy`, whose devices are all in this machine",
             received=f"strategy={strategy!r} of type {type(strategy).__name__}",
         )
-    return known_strategy(strategy)
+    return mirrored_strategy(strategy)
 
 
 def is_elsewhere(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether a strategy has several replicas of another kind than `known_strategy`."""
-    return strategy.num_replicas_in_sync > 1 and known_strategy(strategy) is None
+    """Returns whether a strategy has several replicas of another kind than `mirrored_strategy`."""
+    return strategy.num_replicas_in_sync > 1 and mirrored_strategy(strategy) is None
 
 
-def known_strategy(strategy: tf.distribute.Strategy) -> tf.distribute.MirroredStrategy | None:
+def mirrored_strategy(strategy: tf.distribute.Strategy) -> tf.distribute.MirroredStrategy | None:
     """Returns a strategy over whose replicas probes share out images; `None` for others."""
     is_mirrored = isinstance(strategy, tf.distribute.MirroredStrategy)
     return strategy if is_mirrored and strategy.num_replicas_in_sync > 1 else None

@@ -17,7 +17,7 @@ from tfresidual.definitions.metrics import change_of, norm, plain_norms_and_cosi
 from tfresidual.definitions.settings import MEMORY_LIMIT
 from tfresidual.machine.compiled import concrete
 from tfresidual.machine.console import progress_bar
-from tfresidual.routing.chain import known_chain
+from tfresidual.routing.chain import checked_chain
 from tfresidual.routing.data import (
     count_of,
     key_of,
@@ -155,7 +155,7 @@ def evaluate(
             `memory_limit` is too low for one image, or the outputs of the unperturbed route differ
             from those of the network by more than rounding.
     """
-    chain = known_chain(chain)
+    chain = checked_chain(chain)
     check_scored(chain)
     check_memory_limit(memory_limit)
     routes = checked_routes(chain, routes)

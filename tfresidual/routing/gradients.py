@@ -93,8 +93,8 @@ def walk_with_gradients(chain: Chain, images: tf.Tensor, labels: tf.Tensor) -> W
     of_blocks = dict(zip(readouts, parts, strict=True))
     return Walk(
         pairs,
-        known_gradients(chain, before, gradients),
-        known_gradients(chain, after, gradients_after),
+        filled_gradients(chain, before, gradients),
+        filled_gradients(chain, after, gradients_after),
         [copies.get(index) for index in range(len(pairs))],
         [of_blocks.get(index) for index in range(len(pairs))],
         losses,
@@ -193,7 +193,7 @@ def _largest(tensor):
     return tf.reduce_max(tf.abs(tensor), axis=range(1, len(tensor.shape)))
 
 
-def known_gradients(chain, states, gradients):
+def filled_gradients(chain, states, gradients):
     """Returns the gradients at the states of a chain, zeros at states that nothing later uses."""
     if all(gradient is None for gradient in gradients):
         raise ArgumentError(

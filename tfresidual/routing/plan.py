@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
-from tfresidual.routing.chain import known_chain
+from tfresidual.routing.chain import checked_chain
 from tfresidual.routing.routes import Route, checked_routes, unperturbed
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def plan_of(chain: Chain, routes: Iterable[Route]) -> Plan:
     Raises:
         ValueError: if `routes` holds something that is not a route, or a route of another chain.
     """
-    chain = known_chain(chain)
+    chain = checked_chain(chain)
     reference = unperturbed(chain)
     routes = checked_routes(chain, routes)
     routes = (reference, *(route for route in routes if route.stages != reference.stages))

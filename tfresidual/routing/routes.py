@@ -12,7 +12,7 @@ import numpy as np
 
 from tfresidual.definitions.arguments import ArgumentError, check_int, is_int, is_number
 from tfresidual.definitions.settings import MOST_TIMES
-from tfresidual.routing.chain import Stage, known_chain, multiplied, plural
+from tfresidual.routing.chain import Stage, checked_chain, multiplied, plural
 
 if TYPE_CHECKING:
     from tfresidual.routing.chain import Chain
@@ -56,7 +56,7 @@ class Route:
 
 def unperturbed(chain: Chain) -> Route:
     """Returns the `Route` of the network as it was trained."""
-    stages = known_chain(chain).stages
+    stages = checked_chain(chain).stages
     return Route(
         "unperturbed",
         tuple(tuple(Application(block.index) for block in stage.blocks) for stage in stages),
@@ -76,7 +76,7 @@ def drop(chain: Chain, *blocks: tuple[int, int]) -> Route:
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431; Jastrzebski et al. 2018, fig. 3.
     """
-    chain = known_chain(chain)
+    chain = checked_chain(chain)
     received = f"blocks={blocks!r}"
     for pair in blocks:
         is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
@@ -112,7 +112,7 @@ def readout(chain: Chain, stage: int, after: int) -> Route:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section 3.3
         and fig. 2a; Jastrzebski et al. 2018, fig. 5.
     """
-    chain = known_chain(chain)
+    chain = checked_chain(chain)
     blocks, received = _stage(chain, stage).blocks, f"after={after!r}"
     block_of(chain, "after", stage, after, received)
     for block in blocks[after + 1 :]:
@@ -142,7 +142,7 @@ def repeat_last_block(
         Jastrzebski et al. 2018, section 4.4; "Iterative convergent computation is not a useful
         inductive bias for ResNets", section 3.3 and fig. 2a.
     """
-    chain = known_chain(chain)
+    chain = checked_chain(chain)
     own = _stage(chain, stage).blocks
     check_times(times)
     check_scale(scale)
@@ -179,7 +179,7 @@ def swap(chain: Chain, stage: int, first: int, second: int) -> Route:
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431.
     """
-    chain = known_chain(chain)
+    chain = checked_chain(chain)
     _stage(chain, stage)
     for name, block in (("first", first), ("second", second)):
         _movable(chain, name, stage, block, "moved", f"{name}={block!r}")
@@ -216,7 +216,7 @@ def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431.
     """
-    chain = known_chain(chain)
+    chain = checked_chain(chain)
     blocks = _stage(chain, stage).blocks
     check_int("swaps", swaps, at_least=1, or_none=True)
     runs = movable_runs(chain.stages[stage - 1])
@@ -246,7 +246,7 @@ def follow(chain: Chain, route: Route) -> Chain:
 
     It has the same stem, transitions and head, and neither reference nor source.
     """
-    chain = known_chain(chain)
+    chain = checked_chain(chain)
     checked_routes(chain, [route], "route")
     stages = [
         Stage(

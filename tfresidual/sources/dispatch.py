@@ -15,7 +15,7 @@ from tfresidual.definitions.arguments import ArgumentError, check_bool
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing.chain import OUTPUT_KINDS, Block, Chain, Source, Stage
-from tfresidual.routing.devices import checked_strategy, known_strategy
+from tfresidual.routing.devices import checked_strategy, mirrored_strategy
 from tfresidual.routing.losses import loss_of, note_of_loss, noted, reference_loss_of
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.functional import GUESSED, preparation, unit_parts
@@ -209,12 +209,12 @@ def _chain_of(source, options):
         return source
     if isinstance(source, (str, os.PathLike)):
         found = saved_model_chain(path)
-        return dataclasses.replace(found, strategy=known_strategy(tf.distribute.get_strategy()))
+        return dataclasses.replace(found, strategy=mirrored_strategy(tf.distribute.get_strategy()))
     if isinstance(source, keras.Model):
         found = _of_residual_network(source) if is_network else chain_of_model(source, **options)
         return dataclasses.replace(
             found,
-            strategy=known_strategy(source.distribute_strategy),
+            strategy=mirrored_strategy(source.distribute_strategy),
             source=Source(source, options["inputs"], options["output"]),
         )
     raise ArgumentError(
