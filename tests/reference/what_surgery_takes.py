@@ -208,6 +208,7 @@ CASES = {
     "`TimeDistributed`": lambda: network(
         lambda i: [layers.TimeDistributed(layers.Dense(WIDTH))], SEQUENCES
     ),
+    "`Lambda`": lambda: network(lambda i: [layers.Lambda(lambda state: 2 * state), *dense()(i)]),
     "attention with masks, in models inside": attending,
     "several inputs": several_inputs,
     "dtype policies of single layers": lambda: network(
@@ -235,6 +236,7 @@ CASES = {
         "RobertaBackbone", lambda backbone: setattr(backbone, "trainable", False)
     ),
     "keras-hub, LoRA": lambda: hub("GPT2Backbone", lambda backbone: backbone.enable_lora(2)),
+    "keras-hub, int8": lambda: hub("RobertaBackbone", lambda backbone: backbone.quantize("int8")),
     "keras-hub, windows by place": lambda: hub(
         "GemmaBackbone", use_sliding_window_attention=True, sliding_window_size=2
     ),

@@ -91,8 +91,8 @@ def blocks_section(
         text = "The network is no better than chance: nothing can be said of its blocks."
     elif places:
         text += (
-            f" The network without the first of them: surgery.without_blocks(keras.saving."
-            f"load_model({str(model)!r}), [{places[0]}]). As many as cost a point together: "
+            f" The network without the first of them: surgery.without_blocks(tfresidual.chain("
+            f"{str(model)!r}), [{places[0]}]). As many as cost a point together: "
             f"tfresidual prune --model {model} --most-error 0.01."
         )
     return Section(

@@ -224,6 +224,9 @@ class _Rebuilt:
 
     def _made_again(self, operation):
         name = self._name(operation.name)
+        if isinstance(operation, keras.layers.Lambda):
+            # Keras makes no code from a configuration; there is no weight in it.
+            return operation
         try:
             return type(operation).from_config(operation.get_config() | {"name": name})
         except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
