@@ -330,15 +330,6 @@ def subclassed():
     return model
 
 
-def sharing():
-    """Two blocks that are one layer."""
-    inputs = keras.Input((4,))
-    dense = layers.Dense(4)
-    state = inputs + dense(inputs)
-    state = state + dense(state)
-    return keras.Model(inputs, layers.Dense(2)(state))
-
-
 ROUTE = routes.Route("all", (tuple(routes.Application(index) for index in range(4)),))
 
 
@@ -356,7 +347,6 @@ ROUTE = routes.Route("all", (tuple(routes.Application(index) for index in range(
         (lambda: None, [(1, 0)], ["model"]),
         (lambda: routes.follow(tfr.chain(by_hand()), ROUTE), [(1, 0)], ["model"]),
         (subclassed, [(1, 0)], ["model"]),
-        (sharing, [(1, 0)], ["blocks"]),
         (lambda: random_network(blocks=3, widths=(4, 8)), [(2, 0)], ["blocks"]),
         (lambda: random_network(blocks=3, widths=(4,), share_from=1), [(1, 1)], ["blocks"]),
         (

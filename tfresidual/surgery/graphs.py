@@ -40,7 +40,6 @@ def functional_model(model, chain, route, weights):
     steps = steps_of(chain, route, layers)
     if division is None or len(division.blocks) != len(layers or chain.blocks):
         raise refusal(chain, "its blocks are not those of its layers called once each")
-    _check_shared(chain, route)
     rebuilt = _Rebuilt(model, chain, division, weights)
     return rebuilt.along(steps, steps_of(chain, routes.unperturbed(chain), layers))
 
@@ -96,26 +95,6 @@ def steps_of(chain, route, layers, level=0):
 
 def _owner(block, level):
     return block.inside[level] if len(block.inside) > level else None
-
-
-def _check_shared(chain, route):
-    """Raises a `ValueError` if a block that the route changes shares weights with another one."""
-    whole = routes.unperturbed(chain)
-    for stage, own, asked in zip(chain.stages, whole.stages, route.stages, strict=True):
-        if own == asked:
-            continue
-        counts = collections.Counter(application.block for application in asked)
-        for block in stage.blocks:
-            if counts[block.index] == 1:
-                continue
-            mine = {id(variable) for variable in block.variables}
-            for other in chain.blocks:
-                if other is not block and any(id(one) in mine for one in other.variables):
-                    raise ArgumentError(
-                        "blocks",
-                        "be blocks with weights of their own",
-                        received=f"{block} of {chain.name}, which shares weights with {other}",
-                    )
 
 
 class _Rebuilt:

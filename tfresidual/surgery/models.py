@@ -47,8 +47,8 @@ def without_blocks(
     branches, and without what only they used. What is frozen stays frozen. Its outputs are compared
     with those of the chain on the same route. It is compiled as the model is, with a new optimizer.
 
-    Refused are blocks that change the shape of the state, that share weights with another block,
-    and that are a part of a layer whose other parts stay.
+    Refused are blocks that change the shape of the state, that are a part of a layer whose other
+    parts stay, and those of a `ResidualNetwork` that share their weights.
 
     Example:
 
@@ -260,11 +260,14 @@ def _route_of(chain, blocks, is_numbered):
     if isinstance(blocks, str) or not hasattr(blocks, "__iter__"):
         blocks = [blocks]
     numbers = {f"stage{block.stage}/block{block.index}": [block] for block in chain.blocks}
-    named = collections.defaultdict(list)
+    named = collections.defaultdict(lambda: collections.defaultdict(list))
     for block in chain.blocks:
-        for name in {block.name, *(layer.name for layer in block.inside)} - {None}:
-            named[name].append(block)
-    known, pairs = numbers | named, []
+        for one in (block, *block.inside):
+            named[one.name][id(one)].append(block)
+    # A name that several layers have names none of them.
+    alone = {name: [*own.values()] for name, own in named.items() if name is not None}
+    alone = {name: own[0] for name, own in alone.items() if own.count(own[0]) == len(own)}
+    known, pairs = numbers | alone, []
     for one in blocks:
         if not isinstance(one, str) or one in numbers:
             _check_numbers(chain, "blocks", is_numbered)
