@@ -99,9 +99,9 @@ def test_one_output_of_several():
     np.testing.assert_array_equal(found(images), by_hand((3,))(images))
     assert isinstance(found.optimizer, keras.optimizers.Adam)
     assert found.loss == "sparse_categorical_crossentropy"
-    with refused("model"):
+    with refused("output"):
         surgery.without_blocks(both, [(1, 3)])
-    with refused("model"):
+    with refused("output"):
         surgery.plan(both, (images, [0, 1, 2]), blocks=1)
 
 
@@ -325,9 +325,7 @@ class Code(keras.Model):
 
 
 def subclassed():
-    model = Code()
-    model(np.zeros((1, 4), "float32"))
-    return model
+    return tfr.chain(Code(), inputs=np.zeros((1, 4), "float32"))
 
 
 ROUTE = routes.Route("all", (tuple(routes.Application(index) for index in range(4)),))
@@ -344,9 +342,10 @@ ROUTE = routes.Route("all", (tuple(routes.Application(index) for index in range(
         (by_hand, 3, ["blocks"]),
         (by_hand, [(1,)], ["blocks"]),
         (by_hand, [None], ["blocks"]),
-        (lambda: None, [(1, 0)], ["model"]),
+        (lambda: None, [(1, 0)], ["source"]),
         (lambda: routes.follow(tfr.chain(by_hand()), ROUTE), [(1, 0)], ["model"]),
         (subclassed, [(1, 0)], ["model"]),
+        (Code, [(1, 0)], ["inputs"]),
         (lambda: random_network(blocks=3, widths=(4, 8)), [(2, 0)], ["blocks"]),
         (lambda: random_network(blocks=3, widths=(4,), share_from=1), [(1, 1)], ["blocks"]),
         (

@@ -353,7 +353,7 @@ REFUSED = {
         ({"exact": True, "blocks": None, "most_error": 0.1}, "exact"),
         *(({"memory_limit": value}, "memory_limit") for value in (0, -1, "1")),
         ({"data": lambda: iter([1])}, "data"),
-        ({"model": lambda: None}, "model"),
+        ({"model": lambda: None}, "source"),
         ({"model": lambda: random_network(**SHARING)}, "model"),
     ],
     "prune": [

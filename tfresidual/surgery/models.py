@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, Literal
 
-    from tfresidual.definitions.types import Frame
+    from tfresidual.definitions.types import ChainSource, Frame
 
 WEIGHTS = ("copy", "share")
 
 
 def without_blocks(
-    model: keras.Model | Chain,
+    model: Chain | ChainSource,
     blocks: Route | Iterable[tuple[int, int] | str] | Frame,
     *,
     weights: Literal["copy", "share"] = "copy",
@@ -57,8 +57,8 @@ def without_blocks(
     True
 
     Args:
-        model: a functional `keras.Model`, or `keras.Sequential`, with residual blocks; or the chain
-            that `tfresidual.chain` made of one.
+        model: a functional `keras.Model`, or `keras.Sequential`, with residual blocks; the path of
+            a `.keras` file that holds one; or the chain that `tfresidual.chain` made of it.
         blocks: pairs (stage, block), or names of blocks, as `print(chain)` shows them; or a
             `tfresidual.routing.Route` that leaves blocks out; or the frame of a
             `tfresidual.surgery.plan`. Where blocks are inside of layers, their numbers depend on
@@ -84,7 +84,7 @@ def without_blocks(
 
 
 def repeated(
-    model: keras.Model | Chain,
+    model: Chain | ChainSource,
     stage: int,
     times: int,
     *,
@@ -120,7 +120,7 @@ def repeated(
 
 
 def reordered(
-    model: keras.Model | Chain,
+    model: Chain | ChainSource,
     stage: int,
     order: Sequence[int],
     *,
@@ -207,35 +207,15 @@ def _compile(made, model, optimizer):
 def chain_of(model, weights="copy", output=None):
     """Returns the chain of what is to be changed; raises the errors of its arguments."""
     check_choice("weights", weights, WEIGHTS)
-    chain = model if isinstance(model, Chain) else None
-    if chain is not None:
-        if chain.source is None or output is not None:
-            raise ArgumentError(
-                ("model", "output"),
-                "be a chain that `tfresidual.chain` made of a `keras.Model`, with its own output",
-                received=f"the chain {chain.name}, output={output!r}",
-            )
-        model, output = chain.source.model, chain.source.output
-    if not isinstance(model, keras.Model):
-        raise ArgumentError(
-            "model", "be a `keras.Model` or its chain", received=f"a {type(model).__name__}"
-        )
-    if not has_graph(model):
+    chain = sources.chain(model, output=output)
+    if chain.source is None or not has_graph(chain.source.model):
         raise ArgumentError(
             "model",
-            "be a functional `keras.Model` or a `keras.Sequential`: blocks in the code of another "
-            "model cannot be taken out",
-            received=f"{model.name} of type {type(model).__name__}",
+            "be a functional `keras.Model` or a `keras.Sequential`, or its chain: blocks in the "
+            "code of another model cannot be taken out",
+            received=chain.name,
         )
-    if output is None and len(model.outputs) > 1:
-        raise ArgumentError(
-            "model",
-            "have one output, as `keras.Model(model.inputs, model.outputs[0])` has, compiled with "
-            "the loss of this output; argument `output` of `tfresidual.surgery.without_blocks` "
-            "chooses one of several",
-            received=f"{model.name} with {len(model.outputs)} outputs",
-        )
-    return sources.chain(model, output=output) if chain is None else chain
+    return chain
 
 
 def _check_numbers(chain, name, is_numbered):
@@ -283,13 +263,6 @@ def _route_of(chain, blocks, is_numbered):
 
 def _pairs_of(plan):
     """Returns the pairs (stage, block) that go by the frame of a plan."""
-    missing = [name for name in ("stage", "block", "blocks") if name not in plan]
-    if missing:
-        raise ArgumentError(
-            "blocks",
-            "be a frame of `tfresidual.surgery.plan`, or part of one",
-            received=f"a frame without {', '.join(missing)}",
-        )
     rows = plan[["stage", "block", "blocks"]].astype(int).itertuples(index=False)
     return [(stage, block + more) for stage, block, count in rows for more in range(count)]
 

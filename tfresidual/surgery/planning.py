@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Literal
 
-    from tfresidual.definitions.types import Frame, Images
+    from tfresidual.definitions.types import ChainSource, Frame, Images
+    from tfresidual.routing import Chain
 
 # Subsets that `exact` compares at most.
 MOST_SUBSETS = 5000
@@ -43,7 +44,7 @@ PLAN_COLUMNS = ("step", "stage", "block", "blocks")
 
 
 def plan(
-    model: keras.Model,
+    model: Chain | ChainSource,
     data: Images,
     *,
     blocks: int | None = None,
@@ -77,7 +78,7 @@ def plan(
     >>> smaller = tfresidual.surgery.without_blocks(net, steps)
 
     Args:
-        model: a `keras.Model` as `without_blocks` takes it, compiled with a loss.
+        model: a network as `without_blocks` takes it, or its chain, compiled with a loss.
         data: images and labels to choose on, see `tfresidual.definitions.types.Images`. It is read
             again in every step, and must hold the same images each time.
         blocks: int, how many blocks go, or layers that hold them. Give this, `speed` or

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Literal
 
-    from tfresidual.definitions.types import Frame, Images
+    from tfresidual.definitions.types import ChainSource, Frame, Images
+    from tfresidual.routing import Chain
 
 # What a row of the frame of `prune` is about.
 WHOLE, REMOVED, STATISTICS, TUNED = "network", "removed", "statistics", "fine-tuned"
@@ -38,7 +39,7 @@ class Pruned(NamedTuple):
 
 
 def prune(
-    model: keras.Model,
+    model: Chain | ChainSource,
     data: Images,
     *,
     blocks: int | None = None,
