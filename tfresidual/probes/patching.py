@@ -48,6 +48,7 @@ from tfresidual.routing.data import (
 from tfresidual.routing.evaluator import MOST_IMAGES
 from tfresidual.routing.positions import (
     check_any_counts,
+    check_positions,
     counted_images,
     has_them,
     known_positions,
@@ -315,16 +316,8 @@ def _check_positions(chain, image, positions):
     given = chain.with_context(image)
     state = given.stem(image)
     pairs, _ = given.walk(state)
-    shapes = [tuple(state.shape[1:]) for state in (state, *(after for _, after in pairs))]
-    if any(len(shape) != 2 for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
-        raise ArgumentError(
-            "positions",
-            "be None for a network whose states are not all `(images, positions, features)` with "
-            "the same positions",
-            received=f"positions={positions!r} for {chain.name}, with states of shape "
-            f"{', '.join(map(str, dict.fromkeys(shapes)))}",
-        )
-    count = shapes[0][0]
+    check_positions(chain, [state, *(after for _, after in pairs)], "positions")
+    count = state.shape[1]
     if positions != EACH and max(positions) >= count:
         raise ArgumentError("positions", f"be from 0 to {count - 1}", positions)
 

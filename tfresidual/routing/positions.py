@@ -161,14 +161,15 @@ def valid_positions(chain, state):
     return tf.ones(tf.shape(state)[:2], bool)
 
 
-def check_positions(chain, states):
-    """Raises a `ValueError` unless all states have the same positions."""
+def check_positions(chain, states, name="per_position"):
+    """Raises a `ValueError` for an argument unless all states have the same positions."""
     shapes = list(dict.fromkeys(tuple(state.shape) for state in states))
     if any(len(shape) != 3 for shape in shapes) or len({shape[1] for shape in shapes}) > 1:
-        raise ValueError(
-            "Argument `per_position` needs states (images, positions, features) with the same "
-            f"positions everywhere. Received: {chain.name}, whose states have the shapes "
-            f"{', '.join(map(str, shapes))}"
+        raise ArgumentError(
+            name,
+            "be left out unless states are (images, positions, features) with the same positions "
+            "everywhere",
+            received=f"{chain.name}, whose states have the shapes {', '.join(map(str, shapes))}",
         )
 
 
