@@ -28,7 +28,7 @@ from tfresidual.probes.predictions import (
     scored_chain,
 )
 from tfresidual.routing.data import splits_of
-from tfresidual.routing.gradients import is_half, loss_gradients
+from tfresidual.routing.gradients import filled_gradients, is_half, loss_gradients
 from tfresidual.routing.runs import WEIGHTS, run_over
 from tfresidual.sources.normalizations import Setting, check_found, frozen_normalizations
 
@@ -226,11 +226,12 @@ def _linearised(chain, target, per_position, is_frozen, last, labels):
         total, by_sign = logit, logit
         if per_position:
             total, by_sign = (tf.reduce_sum(one, axis=1) for one in (logit, logit * _signs(logit)))
-    gradient, elsewhere = _known(chain, loss_gradients(tape, total, last)), None
+    (gradient,) = filled_gradients(chain, [last], [loss_gradients(tape, total, last)])
+    elsewhere = None
     if per_position:
         if not (len(last.shape) > 2 and last.shape[1:2].is_compatible_with(logit.shape[1:2])):
             raise _no_positions(chain)
-        signed = _known(chain, loss_gradients(tape, by_sign, last))
+        (signed,) = filled_gradients(chain, [last], [loss_gradients(tape, by_sign, last)])
         elsewhere = _share_elsewhere(gradient, signed, _signs(logit))
     return logit, gradient, elsewhere, counted
 
@@ -251,17 +252,6 @@ def _share_elsewhere(gradient, signed, signs):
     gradient, signed = tf.cast(gradient, tf.float64), tf.cast(signed, tf.float64)
     signs = tf.reshape(tf.cast(signs, tf.float64), [1, -1] + [1] * (len(signed.shape) - 2))
     return _largest(signed - gradient * signs) / (_largest(gradient) + 1e-300)
-
-
-def _known(chain, gradient):
-    if gradient is None:
-        raise ArgumentError(
-            "chain",
-            "have a head with a gradient at its input; `stop_gradient`, or a function outside of "
-            "TensorFlow, passes none",
-            received=f"{chain.name}, whose head has none",
-        )
-    return gradient
 
 
 def _products(begin, left, right):
