@@ -151,7 +151,7 @@ network = networks.ResidualNetwork(
     classifier_activation="sigmoid",
 )
 # Loss and metric are of this package too.
-training.compile_network(network, "digitclutter", 2, 10, multi_label=True)
+training.compile_network(network, "digitclutter", epochs=2, steps_per_epoch=10, multi_label=True)
 network.save(sys.argv[1])
 np.save(sys.argv[2], network(np.ones((1, 8, 8, 1), "float32")).numpy())
 """

@@ -219,9 +219,9 @@ CASES = {
         lambda i: [OfOnesOwn(name=f"own{i}")],
         change=lambda model: setattr(model.get_layer("own0").first, "trainable", False),
     ),
-    "LoRA": lambda: network(dense(), change=each_dense(adapt_by_lora)),
-    "int8": lambda: network(dense(), change=each_dense(lambda one: one.quantize("int8"))),
     "int4": lambda: network(dense(), change=each_dense(lambda one: one.quantize("int4"))),
+    "int8": lambda: network(dense(), change=each_dense(lambda one: one.quantize("int8"))),
+    "LoRA": lambda: network(dense(), change=each_dense(adapt_by_lora)),
     "float8": lambda: network(dense(), change=each_dense(lambda one: one.quantize("float8"))),
     "`SpectralNormalization` of Keras": lambda: network(
         lambda i: [layers.SpectralNormalization(layers.Dense(WIDTH))]
