@@ -472,8 +472,10 @@ def in_steps(case):
 
 def exported(case):
     with tempfile.TemporaryDirectory() as folder:
-        weights = Weights()
-        history = case.fit([callbacks.ExportForProbing(folder), weights])
+        weights, declared = Weights(), getattr(case.model, "inputs", None)
+        is_open = bool(declared) and None in declared[0].shape[1:]
+        inputs = case.batches[-1][0] if is_open else None
+        history = case.fit([callbacks.ExportForProbing(folder, inputs=inputs), weights])
         case.model.set_weights(weights.at_end)
         path = pathlib.Path(folder, f"epoch{history.epoch[-1] + 1:04}")
         return by_hand_of(case, tfr.chain(path))
