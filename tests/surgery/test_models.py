@@ -94,11 +94,12 @@ def test_one_output_of_several():
     middle = layers.Dense(3, activation="softmax")(pooling(model.get_layer("add1").output))
     both = keras.Model(model.input, {"deep": model.output, "middle": middle})
     both.compile("adam", {"deep": "sparse_categorical_crossentropy", "middle": "mse"})
-    found = surgery.without_blocks(both, "stage1/block3", output="deep")
     images = images_of(model)[0]
-    np.testing.assert_array_equal(found(images), by_hand((3,))(images))
-    assert isinstance(found.optimizer, keras.optimizers.Adam)
-    assert found.loss == "sparse_categorical_crossentropy"
+    for source, output in ((both, "deep"), (tfr.chain(both, output="deep"), None)):
+        found = surgery.without_blocks(source, "stage1/block3", output=output)
+        np.testing.assert_array_equal(found(images), by_hand((3,))(images))
+        assert isinstance(found.optimizer, keras.optimizers.Adam)
+        assert found.loss == "sparse_categorical_crossentropy"
     with refused("output"):
         surgery.without_blocks(both, [(1, 3)])
     with refused("output"):
