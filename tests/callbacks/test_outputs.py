@@ -150,6 +150,7 @@ def test_probes_of_one_of_several_outputs(fill):
     chain, data = tfr.chain(model, output="a"), (X, {"a": CLASSES, "b": VALUES})
     alone = keras.Model(model.input, model.output["a"])
     alone.compile("sgd", LOSSES[0])
+    alone = tfr.chain(alone)
     filled = functools.partial(probes.drop_blocks, fill=fill)
     patched = functools.partial(probes.patching, what="addition")
     for measure in (probes.first_order, probes.lens, patched, filled):
