@@ -34,6 +34,7 @@ PAGE = HERE / "README.md"
 # In the order of the page. Scripts that do not exist are left out.
 NAMES = (
     "training_step",
+    "by_hand",
     "kernels",
     "first_step",
     "metrics_pass",
