@@ -386,6 +386,6 @@ def _in_split(split):
         if split is None:
             raise
         if isinstance(error, ArgumentError) and error.names:
-            said = f"{error.received}, in split {split!r}"
-            raise ArgumentError(error.names, error.must, received=said) from error
+            received = f"{error.received}, in split {split!r}"
+            raise ArgumentError(error.names, error.must, received=received) from error
         raise ValueError(f"{error}, in split {split!r}") from error

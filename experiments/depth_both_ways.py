@@ -35,7 +35,7 @@ from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import Settings, describe
 from tfresidual.machine.files import replacing
 from tfresidual.probes.block_importance import CRITERIA
-from tfresidual.surgery.pruning import settled
+from tfresidual.surgery.pruning import remeasured
 
 KEPT = Path(__file__).parent / "frames" / "depth_both_ways"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -164,7 +164,7 @@ class Experiment:
         """Measures a network without blocks, then with statistics anew, then tuned."""
         self.add(name, REMOVED, network)
         keras.utils.set_random_seed(self.settings.seed)
-        settled(network, datasets.plain(self.train), tfr.chain(network), True)
+        remeasured(network, datasets.plain(self.train), tfr.chain(network), True)
         self.add(name, STATISTICS, network)
         self.tune(name, network, network.get_weights())
 

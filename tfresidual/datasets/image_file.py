@@ -71,8 +71,10 @@ class ImageFile:
         held = {"data": (name, self.name), "digits": (digits, self.digits or digits)}
         for argument, (given, own) in held.items():
             if given != own:
-                said = f"{argument}={given!r}, {received}"
-                raise ArgumentError(argument, f"be {own!r}, which `data_file` holds", received=said)
+                received = f"{argument}={given!r}, {received}"
+                raise ArgumentError(
+                    argument, f"be {own!r}, which `data_file` holds", received=received
+                )
         asked = (train_size, validation, test_size)
         for (split, argument), count in zip(SIZES.items(), asked, strict=True):
             if count > self.sizes[split]:

@@ -170,7 +170,7 @@ def _search(folder, settings, search, train, validation, console):
     """Runs the search, or takes part in it."""
     hypermodel = _Hypermodel(settings, len(train), train, console)
     with _silent():
-        tuner = _Told(
+        tuner = _Reporting(
             hypermodel,
             console,
             epsilon=settings.epsilon,
@@ -188,7 +188,7 @@ def _search(folder, settings, search, train, validation, console):
         tuner.search(train, validation_data=validation, epochs=settings.epochs, verbose=0)
 
 
-class _Told(tuning.DepthSearch):
+class _Reporting(tuning.DepthSearch):
     """Says of each trial how it ended."""
 
     def __init__(self, hypermodel, console, **kwargs):
@@ -197,14 +197,14 @@ class _Told(tuning.DepthSearch):
 
     def run_trial(self, trial, *args, **kwargs):
         depths = tuning.blocks(trial.hyperparameters)
-        self.told = f"trial {int(trial.trial_id)}: {blocks_text(depths)}"
+        self.line = f"trial {int(trial.trial_id)}: {blocks_text(depths)}"
         measured = super().run_trial(trial, *args, **kwargs)
         text = verdict(measured, len(depths), self.epsilon)
-        self.told += f", {text}, {measured['seconds']:.0f} s"
+        self.line += f", {text}, {measured['seconds']:.0f} s"
         return measured
 
     def on_trial_end(self, trial):
-        say(self.console, self.told if trial.status == "COMPLETED" else f"{self.told} failed")
+        say(self.console, self.line if trial.status == "COMPLETED" else f"{self.line} failed")
         super().on_trial_end(trial)
 
 

@@ -38,7 +38,7 @@ from tfresidual.report.study import images_text
 from tfresidual.sources import chain as chain_of
 from tfresidual.sources.keras_file import model_in
 from tfresidual.surgery.planning import Goal
-from tfresidual.surgery.pruning import TUNED, Judge, planned, settled
+from tfresidual.surgery.pruning import TUNED, Judge, planned, remeasured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -244,7 +244,7 @@ def _made(folder, model, chain, frame, origin, settings, train, validation, judg
             console=console,
         )
         made = result.network
-        settled(made, datasets.plain(train), chain, origin.statistics)
+        remeasured(made, datasets.plain(train), chain, origin.statistics)
         frame = judge.added(frame, made, TUNED)
     return made, frame
 

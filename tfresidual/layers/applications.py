@@ -27,7 +27,7 @@ class Counts:
     Args:
         first: the number that the first call of a layer has.
         is_repeated: whether a `Repeated` counts; another one inside continues its counts.
-        called: from a layer to the number of its next call; `None` if its calls are told which
+        called: from a layer to the number of its next call; `None` if its calls say which
             application they are.
     """
 
@@ -62,8 +62,8 @@ class Counts:
         self.called[layer] = number + 1
         return number
 
-    def told(self, layer: keras.layers.Layer) -> None:
-        """Notes that a call of a layer is told which application it is."""
+    def numbered(self, layer: keras.layers.Layer) -> None:
+        """Notes that a call of a layer says which application it is."""
         if self.called.setdefault(layer, None) is not None:
             raise _mixed(layer)
 
@@ -133,15 +133,15 @@ def number_of_call(layer: keras.layers.Layer, inputs: Tensor) -> tuple[int, Tens
     return counts.next(layer), inputs
 
 
-def note_told(layer: keras.layers.Layer) -> None:
-    """Notes that a call of a layer is told which application it is.
+def note_numbered(layer: keras.layers.Layer) -> None:
+    """Notes that a call of a layer says which application it is.
 
     Raises:
         ValueError: if other calls in the same forward pass are not.
     """
     counts = _COUNTS.get()
     if counts is not None and not tracing.gives_shapes_alone():
-        counts.told(layer)
+        counts.numbered(layer)
 
 
 def unknown_application(layer: keras.layers.Layer, where: str) -> ValueError:

@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from tfresidual.definitions.arguments import ArgumentError, check_int
-from tfresidual.layers.applications import note_told, number_of_call, unknown_application
+from tfresidual.layers.applications import note_numbered, number_of_call, unknown_application
 from tfresidual.layers.batch_normalization import LEARNED, BatchNormalization, check_parts
 from tfresidual.machine.backends import known_int
 from tfresidual.machine.tracing import gives_shapes_alone
@@ -123,7 +123,7 @@ class UnsharedBatchNormalization(keras.layers.BatchNormalization):
     ) -> Tensor:
         if application is not None:
             application = _checked(application)
-            note_told(self)
+            note_numbered(self)
             return super().__call__(inputs, *args, application=application, **kwargs)
         # In the graph of a block, the number is not known before the block is called.
         if not isinstance(inputs, keras.KerasTensor):

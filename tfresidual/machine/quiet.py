@@ -29,14 +29,14 @@ def quietly():
         # There is nothing to drop, or there is no stderr.
         yield
         return
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
+    with tempfile.TemporaryFile() as output:
+        os.dup2(output.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-            said.seek(0)
-            for line in said:
+            output.seek(0)
+            for line in output:
                 if not NOISE.fullmatch(line.rstrip(b"\r\n")):
                     os.write(2, line)

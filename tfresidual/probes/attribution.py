@@ -30,7 +30,7 @@ from tfresidual.probes.predictions import (
 from tfresidual.routing.data import splits_of
 from tfresidual.routing.gradients import filled_gradients, is_half, loss_gradients
 from tfresidual.routing.runs import WEIGHTS, run_over
-from tfresidual.sources.normalizations import Setting, check_found, frozen_normalizations
+from tfresidual.sources.normalizations import Setting, check_normalizations, frozen_normalizations
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -240,7 +240,7 @@ def _with_fixed_statistics(chain, last):
     """Returns what the head returns, with gradients for fixed statistics of normalizations."""
     with frozen_normalizations(FROZEN) as found:
         outputs = chain.head(last)
-    check_found(found, chain.name, FROZEN)
+    check_normalizations(found, chain.name, FROZEN)
     return outputs
 
 

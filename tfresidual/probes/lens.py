@@ -26,7 +26,7 @@ from tfresidual.routing.data import splits_of
 from tfresidual.routing.runs import WEIGHTS, run_over
 from tfresidual.sources.normalizations import (
     Setting,
-    check_found,
+    check_normalizations,
     frozen_normalizations,
     with_statistics,
 )
@@ -199,7 +199,7 @@ def _with_statistics_of(chain, last):
     """Returns the head with the statistics of normalizations that it has at the last state."""
     with frozen_normalizations(SETTING) as found:
         chain.head(last)
-    check_found(found, chain.name, SETTING)
+    check_normalizations(found, chain.name, SETTING)
 
     def head(state):
         with with_statistics(found):

@@ -65,13 +65,14 @@ def of_first_order(frames):
     chosen = _below_zero(metrics)[["stage", "block"]].merge(terms, on=["stage", "block"])
     if not len(chosen):
         return None
-    told, images = [], of_test(frames["first_order"])[1]
+    parts, images = [], of_test(frames["first_order"])[1]
     for name in ("first_order", "loss_change"):
         below, _, above = _counts(chosen, name)
-        told.append(f"{below} of them lower the loss and {above} raise it")
+        parts.append(f"{below} of them lower the loss and {above} raise it")
     return (
         f"{images}, {_many(len(chosen), 'block')} have a mean cosine below zero. By the mean "
-        f"product of F and g, in which large gradients count more, {told[0]}; measured, {told[1]}. "
+        f"product of F and g, in which large gradients count more, {parts[0]}; "
+        f"measured, {parts[1]}. "
         "The others are within two standard errors of zero."
     )
 

@@ -363,8 +363,8 @@ class Chain:
             line += ", entered by a transition" if stage.transition is not None else ""
             lines += [line, *map("    {}".format, _overview(stage))]
         lines += [f"  note: {note}" for note in self.notes]
-        is_told = any("`compile`" in note for note in self.notes)
-        if not self.is_compiled and not is_told:
+        has_note = any("`compile`" in note for note in self.notes)
+        if not self.is_compiled and not has_note:
             lines.append("  note: not compiled; probes take the cross-entropy of its outputs")
         return "\n".join(lines)
 

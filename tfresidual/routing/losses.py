@@ -71,7 +71,7 @@ def loss_of(model, kind=None):
     if weight is not None and weight != 1:
         losses = _weighted(losses, float(weight))
     notes = note_of_loss(model, kind)
-    return noted(losses, ". ".join(notes)) if notes else losses
+    return with_note(losses, ". ".join(notes)) if notes else losses
 
 
 def reference_loss_of(model, place=None):
@@ -160,18 +160,18 @@ def _weighted(losses, weight):
     return weighted
 
 
-def noted(losses, note):
+def with_note(losses, note):
     """Returns a loss that warns when it is computed, or traced, for the first time."""
-    is_said = []
+    warned = []
 
     @functools.wraps(losses)
-    def told(labels, outputs):
-        if not is_said:
-            is_said.append(True)
+    def warning(labels, outputs):
+        if not warned:
+            warned.append(True)
             warn(note)
         return losses(labels, outputs)
 
-    return told
+    return warning
 
 
 def _loss_of(model, kind):

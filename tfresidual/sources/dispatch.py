@@ -16,7 +16,7 @@ from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing.chain import OUTPUT_KINDS, Block, Chain, Source, Stage
 from tfresidual.routing.devices import checked_strategy, mirrored_strategy
-from tfresidual.routing.losses import loss_of, note_of_loss, noted, reference_loss_of
+from tfresidual.routing.losses import loss_of, note_of_loss, reference_loss_of, with_note
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.functional import GUESSED, preparation, unit_parts
 from tfresidual.sources.graph import has_graph, reference_of
@@ -192,7 +192,7 @@ def _chain_of(source, options):
             found = _chain_of(model, options)
             loss = found.loss
             if NOT_COMPILED in notes:
-                loss = noted(loss, f"{path.name}: {NOT_COMPILED}.")
+                loss = with_note(loss, f"{path.name}: {NOT_COMPILED}.")
             return dataclasses.replace(found, loss=loss, notes=(*found.notes, *notes))
     # A subclass may compute something else than its units.
     is_network = isinstance(source, ResidualNetwork) and has_graph(source)

@@ -95,7 +95,7 @@ def with_statistics(found):
         yield
 
 
-def check_found(found, name, setting):
+def check_normalizations(found, name, setting):
     """Raises a `ValueError` if no normalization was found in the head of a chain of some name."""
     if not found:
         raise ValueError(

@@ -19,7 +19,7 @@ MASK_NAMES = ("encoder_padding_mask", "decoder_padding_mask", "padding_mask", "a
 # Of a tensor without a name of its own.
 _UNNAMED = re.compile(r"keras_tensor(_\d+)?")
 _OF_KERAS = "padding: where the mask that Keras attaches to the states is False"
-_NOT_KNOWN = (
+_UNKNOWN_PADDING = (
     "padding is not known, so all positions count: `padding` can name an input that is nonzero "
     "where a position is valid"
 )
@@ -88,7 +88,7 @@ def _padding_of(division, padding):
         return mask, False, (_note_of_input(name),)
     if len(state.shape) > 3 or not _reads_inputs(division):
         return None, False, ()
-    return None, False, (_NOT_KNOWN,)
+    return None, False, (_UNKNOWN_PADDING,)
 
 
 def _note_of_input(name):

@@ -140,7 +140,7 @@ def prune(
     made, frame = planned(frame, data, judge, statistics)
     if epochs:
         _train(made, chain, data, test, epochs, options, distil, callbacks, progress)
-        settled(made, data, judge.chain, statistics)
+        remeasured(made, data, judge.chain, statistics)
         frame = judge.added(frame, made, TUNED)
     return Pruned(made, frame)
 
@@ -157,7 +157,7 @@ def planned(plan, data, judge, statistics):
     images, *_ = next(batches_of(data, judge.chain, with_labels=False))
     made, frame = without_blocks(judge.chain, plan, inputs=images), plan.copy()
     frame.insert(0, "what", [WHOLE, *[REMOVED] * (len(frame) - 1)])
-    if settled(made, data, judge.chain, statistics):
+    if remeasured(made, data, judge.chain, statistics):
         frame = judge.added(frame, made, STATISTICS)
         row = frame.iloc[-1]
         if row["error_rise"] + STANDARD_ERRORS * row["error_rise_se"] < 0:
@@ -169,7 +169,7 @@ def planned(plan, data, judge, statistics):
     return made, frame
 
 
-def settled(model, data, chain, statistics):
+def remeasured(model, data, chain, statistics):
     """Measures the statistics of batch normalization, if that is asked for and there are some.
 
     They are those of the first batches of the data, again and again; `chain` is that of a network

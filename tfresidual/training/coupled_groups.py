@@ -25,7 +25,7 @@ class Groups:
     config: dict[str, Any] | None = None
 
 
-def groups_given(groups, first_block):
+def groups_from(groups, first_block):
     """Returns the `Groups` of lists of blocks, a chain, or what `config_of` returned."""
     if isinstance(groups, dict):
         return Groups(lambda variables: _of_config(groups, variables), groups)
@@ -138,7 +138,7 @@ def _checked(groups):
 
 
 def config_of(groups, variables):
-    """Returns what `groups_given` reads groups from, as JSON can hold it.
+    """Returns what `groups_from` reads groups from, as JSON can hold it.
 
     Layers inside custom layers get other names, and weights other paths, in another process. The
     places of the weights among the variables of the optimizer, if it is built, remain.

@@ -12,7 +12,7 @@ from keras import ops
 from tfresidual.definitions.arguments import ArgumentError, check_choice, check_int, check_number
 from tfresidual.definitions.settings import KERNELS
 from tfresidual.networks.weight_groups import blocks_of, groups_of
-from tfresidual.training.coupled_groups import Groups, config_of, groups_given
+from tfresidual.training.coupled_groups import Groups, config_of, groups_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -153,7 +153,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
         self.first_block: int = check_int("first_block", first_block, at_least=0)
         self._groups: Groups | None = None
         if groups is not None:
-            self._groups = groups_given(groups, self.first_block)
+            self._groups = groups_from(groups, self.first_block)
         self.coupling = coupling
 
     @property

@@ -230,32 +230,32 @@ def _least_error(oracle, others, rates):
 
 def _remarks(rates, is_better, as_built, moved, epsilon):
     """Returns what must be known of a depth that meets the rule before it is taken for a result."""
-    told = ""
+    text = ""
     if is_better is False:
-        told = (
+        text = (
             f". But its network is {AT_CHANCE}, by two standard errors: it has not learned, and "
             "this depth is not that of a trained network. Train longer, or on more images"
         )
     elif "error" not in rates:
-        told = (
+        text = (
             ". Whether its network is better than chance is not known: compile one that returns "
             "classes with an accuracy, and compare the losses of others"
         )
     if as_built is not None:
         means = ", ".join(f"{mean:.3g} in stage {i}" for i, mean in enumerate(as_built, start=1))
-        told += f". As built, before training, its mean scaled perturbation is {means}"
+        text += f". As built, before training, its mean scaled perturbation is {means}"
         met = [str(stage) for stage, mean in enumerate(as_built, 1) if mean <= epsilon]
         if met:
             which = "It" if len(met) == len(as_built) else f"Stage {', '.join(met)}"
             verb = "meet" if 1 < len(met) < len(as_built) else "meets"
-            told += f". {which} {verb} the rule before any training"
+            text += f". {which} {verb} the rule before any training"
         if not all(moved):
             which = ", ".join(str(stage) for stage, one in enumerate(moved, 1) if not one)
-            told += (
+            text += (
                 f"; training has not moved that of stage {which} by two standard errors, so that "
                 "an untrained network of this depth meets the rule there just as well"
             )
-    return told
+    return text
 
 
 def _message(oracle, plan, others, found=None):

@@ -156,5 +156,5 @@ def _repeated(block, state, anchor, count, scale=None):
 
 
 def _check(is_right, message, value):
-    said = [f"Arguments must be valid: {message}. Received:", value]
-    return tf.debugging.Assert(is_right, said, summarize=-1)
+    parts = [f"Arguments must be valid: {message}. Received:", value]
+    return tf.debugging.Assert(is_right, parts, summarize=-1)
