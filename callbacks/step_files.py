@@ -79,7 +79,8 @@ class StepTable:
                 )
             size = file.tell()
             for line in file:
-                known, step = line.split(b",")[:2]
+                # A row without its line end is not whole.
+                known, step, *_ = line[: line.index(b"\n")].split(b",")
                 if int(known) >= epoch:
                     break
                 size += len(line)

@@ -151,7 +151,6 @@ def other_settings(text, settings):
         call = ast.parse(text, mode="eval").body
         kept = {argument.arg: ast.literal_eval(argument.value) for argument in call.keywords}
         kept.pop("dtype", None)
-        kept = {field.name: field.default for field in dataclasses.fields(settings)} | kept
         is_same_kind = call.func.id == type(settings).__name__
     except (SyntaxError, ValueError, AttributeError):
         return names

@@ -284,6 +284,64 @@ def test_numbers_are_those_of_the_chain():
         surgery.without_blocks(opened, [(1, 2)])
 
 
+class Inner(keras.Model):
+    """A model as a branch, with a seed and a weight of its own."""
+
+    def build(self, shape):
+        self.seeds = keras.random.SeedGenerator(5)
+        self.factor = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, inputs):
+        return inputs * self.factor
+
+
+class Tied(layers.Layer):
+    """Uses the kernel of another layer, which its configuration holds."""
+
+    def __init__(self, of, **kwargs):
+        super().__init__(**kwargs)
+        self.of = of
+
+    def call(self, inputs):
+        return inputs @ self.of.kernel
+
+    def get_config(self):
+        return super().get_config() | {"of": keras.saving.serialize_keras_object(self.of)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("of")), **config)
+
+
+def test_state_that_outputs_do_not_show():
+    """Seeds, what is frozen, settings changed later, the policy of the model, tied weights."""
+    inputs, inner = keras.Input((4,)), Inner(name="inner")
+    state = layers.Add()([inputs, inner(inputs)])
+    for index in range(2):
+        branch = layers.BatchNormalization(name=f"norm{index}")(state)
+        state = layers.Add(name=f"add{index}")([state, layers.Dense(4)(branch)])
+    model = keras.Model(inputs, state)
+    inner.factor.trainable, model.get_layer("norm0").momentum = False, 0.5
+    inner.seeds.state.assign([9, 9])
+    model.dtype_policy = "mixed_float16"
+    smaller = surgery.without_blocks(model, ["add1"])
+    made = smaller.get_layer("inner")
+    assert np.all(np.asarray(made.seeds.state) == 9) and not made.factor.trainable
+    assert smaller.get_layer("norm0").momentum == 0.5
+    assert smaller.dtype_policy.name == "mixed_float16"
+    net = random_network(blocks=4, widths=(4,))
+    net.get_layer("stage1_block0").normalization1.momentum = 0.5
+    smaller = surgery.without_blocks(net, [(1, 2)])
+    assert smaller.get_layer("stage1_block0").normalization1.momentum == 0.5
+
+    first = layers.Dense(4, name="first")
+    state = layers.Add()([inputs, first(inputs)])
+    state = layers.Add()([state, Tied(first)(state)])
+    state = layers.Add(name="last")([state, layers.Dense(4)(state)])
+    with refused("model"):
+        surgery.without_blocks(keras.Model(inputs, state), ["last"])
+
+
 def test_what_surrounds_blocks_stays_as_it_is():
     """An input that is optional, and loss and metrics that are functions of one's own."""
     first, second = (keras.Input((4,), name=name, optional=name == "b") for name in "ab")

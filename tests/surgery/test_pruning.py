@@ -322,6 +322,39 @@ def test_training_takes_what_the_model_was_compiled_with(optimizer, distil):
     np.testing.assert_allclose(smaller.evaluate(*data, verbose=0), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("declared", [{"outputs": "label_logits"}, {"output": "a"}])
+def test_what_a_chain_declares_holds_for_the_pruned_network(declared):
+    inputs = keras.Input((6,))
+    state = layers.Dense(8)(inputs)
+    for _ in range(3):
+        branch = layers.Dense(8, "tanh")(layers.BatchNormalization()(state))
+        state = layers.Add()([state, branch])
+    one, other = layers.Dense(4, name="one")(state), layers.Dense(1)(state)
+    model = keras.Model(inputs, {"a": one, "b": other} if "output" in declared else one)
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    metric = None if "output" in declared else [keras.metrics.BinaryAccuracy(name="own")]
+    model.compile("sgd", {"a": loss, "b": "mse"} if "output" in declared else loss, metrics=metric)
+    rng = np.random.default_rng(0)
+    images, labels = rng.normal(size=(64, 6)), rng.integers(0, 2, (64, 4)).astype("float32")
+    if metric:
+        model.evaluate(images, labels, verbose=0)
+        before = float(metric[0].result())
+    smaller, frame = surgery.prune(
+        tfr.chain(model, **declared),
+        (images, labels),
+        blocks=1,
+        by="l2_ratio",
+        test=(images, labels),
+        epochs=1,
+        batch_sizes=(),
+    )
+    # The smaller network has this output alone.
+    chain = tfr.chain(smaller, outputs="label_logits")
+    errors = probes.drop_blocks(chain, (images, labels))
+    assert frame["error"].iloc[-1] == pytest.approx(errors["unperturbed_error"][0])
+    assert not metric or float(metric[0].result()) == before
+
+
 NET = functools.cache(lambda: net_and_batches()[0])
 BATCH = functools.cache(lambda: random_batch(NET(), images=8))
 

@@ -219,9 +219,10 @@ def test_a_search_with_other_networks_and_resumed(tmp_path, name):
 
 
 def functional(factor=2.0, size=2, loss="mse", optimizer="sgd", two=False, **dense):
-    """A network of Keras' layers, one of them a `Lambda`."""
+    """A network of Keras' layers, one of them a `Lambda`, one with a seed that is drawn."""
     keras.backend.clear_session()
-    state = inputs = keras.Input((8, 8, 1))
+    inputs = keras.Input((8, 8, 1))
+    state = keras.layers.RandomCrop(8, 8)(inputs)
     branch = keras.layers.Conv2D(1, size, padding="same", **dense)(state)
     branch = keras.layers.Lambda(lambda value: factor * value)(branch)
     branch = keras.layers.Dropout(0.1)(branch)

@@ -194,6 +194,15 @@ class TestOtherHyperparameters:
         assert len(tuner.ran) == 6 * 3
         assert {outcome.blocks for outcome in outcomes_of(tuner.oracle)} == {(6,)}
 
+    @pytest.mark.parametrize("lost", ["trial_1", "oracle.json"])
+    def test_no_trial_takes_the_place_of_another(self, tmp_path, lost):
+        search(tmp_path, EASY, (4,), max_trials=3)
+        (tmp_path / "search" / lost).rename(tmp_path / "lost")
+        kept = {path: path.read_bytes() for path in tmp_path.rglob("trial.json")}
+        with pytest.raises((ValueError, FileNotFoundError)):
+            search(tmp_path, EASY, (4,), max_trials=4)
+        assert kept == {path: path.read_bytes() for path in tmp_path.rglob("trial.json")}
+
     def test_that_only_some_trials_ask_for(self, oracle):
         report(oracle, oracle.create_trial("a"), EASY)
         trial = oracle.create_trial("a")

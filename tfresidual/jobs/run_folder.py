@@ -93,8 +93,10 @@ def refuse_remains(folder: pathlib.Path, names: Iterable[str], missing: str) -> 
 def changed_settings(part: Any, kept: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Returns settings that differ from an earlier run's: earlier and present value by name.
 
-    Where the images are does not count: they are the same wherever they are.
+    Where the images are does not count: they are the same wherever they are. A setting that did not
+    exist yet had its default value.
     """
+    kept = {field.name: field.default for field in dataclasses.fields(part)} | {**kept}
     return {
         key: (kept[key], value)
         for key, value in _plain(part).items()

@@ -54,6 +54,9 @@ def _replaced(model, layer, other):
     copies = []
 
     def copy(own):
+        if isinstance(own, keras.layers.Lambda):
+            # Keras makes no code from a configuration; there is no weight in it.
+            return own
         copies.append((own, other if own is layer else type(own).from_config(own.get_config())))
         return copies[-1][1]
 
@@ -98,13 +101,15 @@ def _with_fewer(model, chain, route):
         is_same = own == layers and len(kept) == len(others)
         if not is_same or not all(are_alike(*pair) for pair in pairs):
             return None
-        for parts, new in pairs:
-            copy_state(parts, new)
         inside = [two for pair in pairs[1:] for two in zip(*pair, strict=True)]
         is_same = all(
             settings_of(part).items() <= settings_of(other).items() for part, other in inside
         )
-        return made if is_same else None
+        if not is_same:
+            return None
+        for parts, new in pairs:
+            copy_state(parts, new)
+        return made
     return None
 
 

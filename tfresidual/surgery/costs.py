@@ -275,4 +275,6 @@ _COUNTS = {
     **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), _of_transposed),
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _of_product),
     "Einsum": _of_einsum,
+    # The recurrent layers on a GPU.
+    "CudnnRNNV3": lambda operation: None,
 }

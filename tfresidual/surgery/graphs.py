@@ -21,7 +21,7 @@ from tfresidual.sources.graph import (
     replay,
 )
 from tfresidual.sources.tracer import whole_graph
-from tfresidual.surgery.state import are_alike, copy_state, parts_of, settings_of
+from tfresidual.surgery.state import are_alike, copy_state, parts_of
 
 
 def refusal(chain, reason):
@@ -133,6 +133,9 @@ class _Rebuilt:
         outputs = keras.tree.pack_sequence_as(outputs_of(self.model), [output])
         made = keras.Model(inputs, outputs, name=self.model.name)
         trained = set(map(id, self.model.trainable_variables))
+        made.dtype_policy = self.model.dtype_policy
+        if self.is_copy and _count(self.kept, 0) < _count(self.kept, 1):
+            raise refusal(self.chain, "layers share variables, which `weights='share'` leaves")
         for layer, copy in self.kept:
             if self.is_copy:
                 self._copy_state(layer, copy)
@@ -152,9 +155,6 @@ class _Rebuilt:
             copy_state(parts, others)
         except ValueError as error:
             raise refusal(self.chain, str(error)) from error
-        for part, other in zip(parts, others, strict=True):
-            # What its configuration does not keep.
-            vars(other).update(settings_of(part))
 
     def _between(self, start, stop, state, values):
         """Returns the state at a place, from that at an earlier one, or the same one."""
@@ -221,3 +221,8 @@ class _Rebuilt:
         found = next(one for one in itertools.chain([name], numbered) if one not in self.names)
         self.names.add(found)
         return found
+
+
+def _count(pairs, place):
+    """Returns how many variables the layers at one place of pairs have."""
+    return len({id(one) for pair in pairs for one in pair[place].variables})

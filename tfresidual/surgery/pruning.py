@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -114,7 +115,7 @@ def prune(
     check_number("distil", distil, at_least=0, at_most=1)
     chain = chain_of(model)
     model = chain.source.model
-    options = _checked_training(model, epochs, optimizer, distil, callbacks)
+    optimizer = _checked_training(model, epochs, optimizer, distil, callbacks)
     if test is None:
         data, test = halves(data)
     try:
@@ -139,7 +140,7 @@ def prune(
     judge = Judge(chain, test, memory_limit)
     made, frame = planned(frame, data, judge, statistics)
     if epochs:
-        _train(made, chain, data, test, epochs, options, distil, callbacks, progress)
+        _train(made, chain, data, test, epochs, optimizer, distil, callbacks, progress)
         remeasured(made, data, judge.chain, statistics)
         frame = judge.added(frame, made, TUNED)
     return Pruned(made, frame)
@@ -201,11 +202,27 @@ class Judge:
         """Returns the frame of a plan with a row of what a network does now."""
         again = self._values(self.chain)
         check_read_again("test", self.chain, self.values, again, in_order=True)
-        numbers = outcome(self._values(chain_of(model)), self.values.wrong[0])
+        numbers = outcome(self._values(self._whole(model)), self.values.wrong[0])
         last = frame.iloc[[-1]].assign(
             what=what, stage=0, block=0, blocks=0, value=np.nan, error_selection=np.nan, **numbers
         )
         return pd.concat([frame, last], ignore_index=True)
+
+    def _whole(self, model):
+        """Returns a chain of a model as a whole, with all that is declared of the network."""
+
+        def whole(images, *_):
+            return model(images, training=False)
+
+        return dataclasses.replace(
+            self.chain,
+            stem=whole,
+            stages=(),
+            head=lambda outputs, *_: outputs,
+            reference=whole,
+            variables=tuple(model.variables),
+            weights=tuple(model.trainable_variables),
+        )
 
     def _values(self, chain):
         route = routes.unperturbed(chain)
@@ -241,13 +258,15 @@ def _checked_training(model, epochs, optimizer, distil, callbacks):
             "be given, with a learning rate over 0, and have trained no other network",
             received=f"{new.name}, built={new.built}",
         )
-    # Losses and metrics are the same objects.
-    return compiled.config | {"optimizer": new}
+    return new
 
 
-def _train(made, chain, data, test, epochs, options, distil, callbacks, progress):
+def _train(made, chain, data, test, epochs, optimizer, distil, callbacks, progress):
     """Trains a smaller model further, on labels that hold a share of the predictions of another."""
     fit = {"epochs": epochs, "callbacks": list(callbacks), "verbose": "auto" if progress else 0}
+    # Its metrics are not those of the whole network, unless these cannot be made anew.
+    compiled = made if made.compiled else chain.source.model
+    options = compiled._compile_config.config | {"optimizer": optimizer}
     made.compile(**options)
     if not distil:
         are_arrays = isinstance(data, (tuple, list))
@@ -260,7 +279,7 @@ def _train(made, chain, data, test, epochs, options, distil, callbacks, progress
     is_label = chain.outputs.startswith("label") or made.outputs[0].shape[-1] == 1
     kind = keras.losses.BinaryCrossentropy if is_label else keras.losses.CategoricalCrossentropy
     loss = kind(from_logits=chain.outputs.endswith("logits"))
-    made.compile(options["optimizer"], loss, metrics=["accuracy"])
+    made.compile(optimizer, loss, metrics=["accuracy"])
     softened = _Softened(chain, data, distil, is_label)
     made.fit(softened.batches(), steps_per_epoch=softened.count(), shuffle=False, **fit)
     made.compile(**options)

@@ -6,6 +6,8 @@ import tempfile
 
 import keras
 
+from tfresidual.layers import ResidualUnit, StochasticDepth
+
 # The kinds of attributes that are settings of a layer.
 PLAIN = (bool, int, float, str, type(None))
 
@@ -40,8 +42,6 @@ def copy_state(parts, others):
     """
     for part, other in zip(parts, others, strict=True):
         other.trainable = part.trainable
-        if isinstance(part, keras.Model):
-            continue
         if part.dtype_policy != other.dtype_policy:
             # A layer inside of another one may have been quantized by itself.
             other.dtype_policy = part.dtype_policy
@@ -62,6 +62,9 @@ def copy_state(parts, others):
         for own, new in pairs:
             new.assign(own)
             new.trainable = own.trainable
+        if not isinstance(part, (keras.Model, ResidualUnit, StochasticDepth)):
+            # What its configuration does not keep.
+            vars(other).update(settings_of(part))
 
 
 def _variables(part, other):

@@ -27,10 +27,10 @@ def update_statistics(model: keras.Model, batches: Iterable[Any]) -> int:
 
     What a normalization sees changes as blocks before it go, but not the mean and variance that it
     has kept from training. They are measured again, without labels and without a step of training:
-    layers normalize by their batch, and all others compute as in inference. What the statistics
-    were before does not count; a layer that is applied several times has the means over its
-    applications. Nothing else changes, and layers that are frozen stay as they are; after an error,
-    so do all others.
+    layers normalize by their batch, also where a `call` says `training=False`, and all others
+    compute as in inference. What the statistics were before does not count; a layer that is applied
+    several times has the means over its applications. Nothing else changes, and layers that are
+    frozen stay as they are; after an error, so do all others.
 
     Example:
 
@@ -72,7 +72,7 @@ def update_statistics(model: keras.Model, batches: Iterable[Any]) -> int:
         measured.add(layer)
         return outputs
 
-    with restored(model.variables), _replaced(layers, measure):
+    with restored(model.variables), _replaced(layers, measure), _eagerly():
         for images in batches:
             size = len(tf.nest.flatten(images)[0])
             model(images, training=False)
@@ -114,6 +114,17 @@ def _replaced(layers, function):
                 stack.callback(attributes.pop, name)
             attributes.update(changed)
         yield
+
+
+@contextlib.contextmanager
+def _eagerly():
+    """Lets a `call` that is a `tf.function` reach the methods that take the place of others."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
 
 
 @contextlib.contextmanager

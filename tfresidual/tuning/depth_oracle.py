@@ -472,7 +472,7 @@ class DepthOracle(PlacedOracle):
 
     def is_begun(self) -> bool:
         """Returns whether the folder contains a search."""
-        return (self.folder / ORACLE_FILE).exists()
+        return (self.folder / ORACLE_FILE).exists() or bool(trial_files(self.folder))
 
     def save(self) -> None:
         write_json(self.folder / ORACLE_FILE, self.get_state())
@@ -514,6 +514,12 @@ class DepthOracle(PlacedOracle):
         states = [read_json(path, REMEDY) for path in trial_files(self.folder)]
         trials = [keras_tuner.engine.trial.Trial.from_state(state) for state in states]
         self.trials: dict[str, Trial] = {t.trial_id: t for t in trials}
+        # A new trial gets their number as its id, and must not take the folder of another one.
+        if sorted(map(int, self.trials)) != list(range(len(trials))):
+            raise ValueError(
+                "The folder of the search must hold all of its trials. Received: "
+                f"folder={str(self.folder)!r} with trials {', '.join(sorted(self.trials))}"
+            )
         declared: keras_tuner.HyperParameters = self.hyperparameters
         self.set_state({**state, "ongoing_trials": {}})
         self._ends = collections.Counter(state["run_times"])

@@ -412,7 +412,7 @@ class DepthSearch(BuildingTuner):
         if self._guessing is None:
             parts = (part for m in network.metrics for part in getattr(m, "metrics", [m]))
             kind = next((type(part).__name__ for part in parts if part.name == metric), None)
-            self._guessing = error_of_guessing(validation, kind, steps)
+            self._guessing = error_of_guessing(validation, kind, steps) if kind else {}
         return named | {"error": 1 - float(values[metric])} | self._guessing
 
     def _measured(self, chain, depths, fit_kwargs):
@@ -556,7 +556,7 @@ def _remove(directory, project_name):
     folder = pathlib.Path(directory or ".", project_name or "untitled_project")
     if folder.exists():
         with locked(folder, "project_name"):
-            shutil.rmtree(folder)
+            shutil.rmtree(folder.resolve())
 
 
 def _averaged(results):

@@ -63,8 +63,17 @@ def of_network(network):
         "optimizer": _config(getattr(network, "optimizer", None)),
         "loss": [loss, weights_of_losses(network)],
     }
-    texts = {name: json.dumps(part, default=_plain) for name, part in parts.items()}
+    texts = {name: json.dumps(_lasting(part), default=_plain) for name, part in parts.items()}
     return {name: _hash(text.encode()) for name, text in texts.items()}
+
+
+def _lasting(part):
+    """Returns a configuration without seeds, which may be drawn, and without code of lambdas."""
+    if isinstance(part, dict):
+        if part.get("class_name") == "__lambda__":
+            return "lambda"
+        return {name: _lasting(one) for name, one in part.items() if name != "seed"}
+    return [_lasting(one) for one in part] if isinstance(part, (list, tuple)) else part
 
 
 def _config(one):
