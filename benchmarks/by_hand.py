@@ -189,15 +189,16 @@ def of_gpt2(folder, *_):
             model.transformer(ids, use_cache=False)
             for hook in hooks:
                 hook.remove()
-            found = []
+            found, answers = [], []
             for state in states:
                 logits = model.lm_head(model.transformer.ln_f(state))[:, :-1]
                 logs = logits.log_softmax(-1)
                 own = -logs.gather(-1, ids[:, 1:, None]).mean()
                 entropy = -(logs.exp() * logs).sum(-1).mean()
-                right = (logits.argmax(-1) == ids[:, 1:]).float().mean()
-                found.append(torch.stack([own, entropy, 1 - right]))
-            rows.append(torch.stack(found))
+                found.append(torch.stack([own, entropy]))
+                answers.append(logits.argmax(-1))
+            agree = torch.stack([(one == answers[-1]).float().mean() for one in answers])
+            rows.append(torch.cat([torch.stack(found), agree[:, None]], -1))
         return torch.stack(rows).mean(0).T
 
     return {"loss without each half-layer": losses, "lens": lens}
@@ -303,7 +304,7 @@ def gpt2(folder, rng):
 
     def lens():
         frame = probes.lens(chain, data)
-        return frame[["cross_entropy", "entropy", "error"]].to_numpy().T
+        return frame[["cross_entropy", "entropy", "agreement"]].to_numpy().T
 
     return {"loss without each half-layer": losses, "lens": lens}
 
