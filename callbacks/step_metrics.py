@@ -124,8 +124,8 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
         if others:
             raise ArgumentError(
                 "model",
-                "be compiled again after layers were frozen, or no longer are: a training that has "
-                "begun goes on as compiled, and with `StepMetrics` it would not",
+                "be compiled again after layers were frozen or unfrozen: Keras trains what was "
+                "trainable at `compile`, which `StepMetrics` would change",
                 received=f"model={self.model.name}, where `trainable` changed in {others}",
             )
         if self.csv is not None:

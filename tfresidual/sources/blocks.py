@@ -17,6 +17,7 @@ from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.layers import Bounded, ResidualUnit, SpectralNormalization, slopes
 from tfresidual.layers.residual_unit import PARAMETERS
 from tfresidual.layers.shortcuts import SHORTCUTS
+from tfresidual.routing.gradients import is_float8
 from tfresidual.sources.graph import is_entry, is_of_keras, is_unchanged, path_to
 
 if TYPE_CHECKING:
@@ -356,8 +357,7 @@ def parameters_of(nodes):
 
 def _is_parameter(layer, weight):
     """Returns whether a weight is learned, or was learned before it was frozen."""
-    if getattr(weight, "overwrite_with_gradient", False):
-        # Scales of float8 kernels.
+    if is_float8(weight):
         return False
     # Quantized ones are integers.
     is_learned = weight.trainable or weight.name.endswith(PARAMETERS)
