@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 OWN, FINAL = "own", "final"
 SETTING = Setting(f"`normalize` must be {OWN!r}", f"normalize={FINAL!r}")
 METRICS = ("cross_entropy", "rank", "probability", "kl", "agreement", "entropy")
+# The most numbers per image, of states or of logits, that go through the head as one batch.
+NUMBERS_AT_ONCE = 2**17
 # The predicted class, of single positions.
 PREDICTED = "predicted"
 
@@ -143,9 +146,7 @@ def _batch_values(chain, per_position, normalize, images, labels):
     states = []
     for block, (before, after) in zip(chain.blocks, pairs, strict=True):
         states += [before, after] if block.index == 0 else [after]
-    final, head = chain.head(last), chain.head
-    if normalize == FINAL:
-        head = _with_statistics_of(chain, last)
+    final = chain.head(last)
     logits, has_several = logits_of(chain.outputs, final)
     check_positions(per_position, logits)
     read = labels_of(chain, labels, final, logits, has_several)
@@ -163,9 +164,6 @@ def _batch_values(chain, per_position, normalize, images, labels):
 
     of_network = all_of(network)
 
-    def metrics_of(state):
-        return all_of(kind(logits_of(chain.outputs, head(state))[0], read))
-
     # The head has been applied to the last state.
     others = [
         place
@@ -174,14 +172,32 @@ def _batch_values(chain, per_position, normalize, images, labels):
     ]
     measured = {}
     if others:
-        # A loop: the head is traced once, and the outputs of one state are kept at a time.
+        # Groups of equal size, the last one filled up with its last state.
+        rounds = -(-len(others) // (1 if normalize == FINAL else _states_at_once(last, logits)))
+        size = -(-len(others) // rounds)
+        head = chain.repeat(size).head
+        if normalize == FINAL:
+            head = _with_statistics_of(chain, last)
+        filled = others + others[-1:] * (rounds * size - len(others))
+        batches = [
+            tf.concat([tf.cast(states[place], last.dtype) for place in filled[at : at + size]], 0)
+            for at in range(0, len(filled), size)
+        ]
+
+        def metrics_of(batch):
+            of_batch, _ = logits_of(chain.outputs, head(batch))
+            shape = tf.concat([[size], tf.shape(logits)], 0)
+            return all_of(kind(tf.reshape(of_batch, shape), read))
+
+        # A loop: the head is traced once, and the outputs of one group are kept at a time.
         stacked = tf.map_fn(
             metrics_of,
-            tf.stack([tf.cast(states[place], last.dtype) for place in others]),
+            tf.stack(batches),
             parallel_iterations=1,
-            fn_output_signature=tf.TensorSpec(of_network.shape, of_network.dtype),
+            fn_output_signature=tf.TensorSpec([size, *of_network.shape], of_network.dtype),
         )
-        measured = dict(zip(others, tf.unstack(stacked, num=len(others)), strict=True))
+        stacked = tf.reshape(stacked, tf.concat([[len(filled)], tf.shape(of_network)], 0))
+        measured = dict(zip(filled, tf.unstack(stacked, num=len(filled)), strict=True))
     undefined = tf.fill(tf.shape(of_network), tf.constant(float("nan"), of_network.dtype))
     columns = [
         of_network if state is last else measured.get(place, undefined)
@@ -193,6 +209,12 @@ def _batch_values(chain, per_position, normalize, images, labels):
         table = over_positions(table, read.counted)
     names = (*METRICS, PREDICTED) if with_class else METRICS
     return dict(zip(names, tf.unstack(table, axis=-2), strict=True)) | {COUNTED: read.counted}
+
+
+def _states_at_once(state, logits):
+    """Returns how many states go through the head as one batch: few products of rows are slow."""
+    numbers = [math.prod(size or 1 for size in one.shape[1:]) for one in (state, logits)]
+    return max(1, NUMBERS_AT_ONCE // max(numbers))
 
 
 def _with_statistics_of(chain, last):
@@ -215,7 +237,7 @@ class _Softmax:
         self.read = read
         self.named = tf.argmax(logits, axis=-1)
         # Minus infinity becomes a large number, so that its product with 0 is 0.
-        highest = tf.reduce_max(logits, axis=-1, keepdims=True)
+        highest = tf.gather(logits, self.named[..., None], batch_dims=len(logits.shape) - 1)
         self.shifted = tf.maximum(logits - highest, logits.dtype.min)
         powers = tf.exp(self.shifted)
         total = tf.reduce_sum(powers, axis=-1)
@@ -223,7 +245,8 @@ class _Softmax:
         self.negative_entropy = _product(powers, self.shifted) / total - self.log_total
         self.p = powers / total[..., None]
         label = tf.argmax(read.rows, axis=-1) if read.indices is None else read.indices
-        of_label = tf.gather(logits, label[..., None], batch_dims=len(label.shape)) - highest
+        label = tf.broadcast_to(label, tf.shape(total))
+        of_label = tf.gather(logits, label[..., None], batch_dims=len(total.shape)) - highest
         self.of_label, self.log_p = of_label, of_label[..., 0] - self.log_total
         self.is_bounded = tf.math.is_finite(tf.reduce_min(logits, axis=-1))
         self.is_finite = self.is_bounded & tf.math.is_finite(total)

@@ -21,7 +21,7 @@ ALLOWED_OTHERWISE = 1e-3
 HUGE_WEIGHT, HUGE_STATE, HUGE_OTHERWISE = 1e3, {"float16": 4096.0}, 1e15
 # The number of images on which a run compares a chain with its network, which keeps all its states
 # while it computes.
-COMPARED = 4
+COMPARED = 2
 # The number of random images.
 SAMPLES = 2
 
