@@ -1,4 +1,7 @@
-"""Probes: functions `probe(chain, data, ...)` that return a tidy `pandas.DataFrame`."""
+"""Probes: functions `probe(chain, data, ...)` that return a tidy `pandas.DataFrame`.
+
+`save_states` writes the states themselves to a folder.
+"""
 
 import tfresidual.machine.on_tensorflow  # noqa: F401
 from tfresidual.probes.attribution import attribution
@@ -38,6 +41,7 @@ from tfresidual.probes.readout import readout
 from tfresidual.probes.repeat_last_block import repeat_last_block
 from tfresidual.probes.shuffle_blocks import shuffle_blocks
 from tfresidual.probes.signal_propagation import signal_propagation
+from tfresidual.probes.states import States, load_states, save_states
 from tfresidual.probes.trajectories import (
     inverse_problem_chain,
     trajectories,
@@ -46,6 +50,7 @@ from tfresidual.probes.trajectories import (
 
 __all__ = [
     "ALL_STAGES",
+    "States",
     "attribution",
     "block_importance",
     "block_logs",
@@ -67,6 +72,7 @@ __all__ = [
     "line_between",
     "line_element",
     "lipschitz",
+    "load_states",
     "log_key",
     "measure",
     "metric_eigenvalues",
@@ -77,6 +83,7 @@ __all__ = [
     "perturbation",
     "readout",
     "repeat_last_block",
+    "save_states",
     "shuffle_blocks",
     "signal_propagation",
     "trajectories",

@@ -80,17 +80,17 @@ def run_over(
                 check(images, labels)
             found = None
             if plain is not None:
-                found = _found(chain, kept, (f"{name}, plain", key), plain, images, labels)
+                found = computed(chain, kept, (f"{name}, plain", key), plain, images, labels)
                 if not found.pop(IN_RANGE).numpy().all():
                     found, plain = None, None
             if found is None:
-                found = _found(chain, kept, (name, key), function, images, labels)
+                found = computed(chain, kept, (name, key), function, images, labels)
             parts.append(found | {WEIGHTS: weights})
             advance(1)
     return {key: concatenated([part[key].numpy() for part in parts]) for key in parts[0]}
 
 
-def _found(chain, kept, key, function, images, labels):
+def computed(chain, kept, key, function, images, labels):
     """Returns what a function that is compiled once says of a batch."""
     devices, signature = devices_of(chain), [spec_of(images), spec_of(labels)]
     key = (*key, *key_of(signature))
