@@ -1,9 +1,12 @@
 """Settings files that are damaged: nothing is trained, probed or searched on them."""
 
+import json
+
 import pytest
+from refusals import refused
 
 from tfresidual.jobs import depth_study, probing, study, training
-from tfresidual.jobs.run_folder import claim
+from tfresidual.jobs.run_folder import claim, refuse_other_backend
 from tfresidual.jobs.settings import Settings
 
 JOBS = {
@@ -63,3 +66,16 @@ def test_a_damaged_record_of_probes_stays(tmp_path):
     with pytest.raises(ValueError, match=r"probes\.json is damaged"):
         probing.probe(tmp_path)
     assert (tmp_path / "probes" / "probes.json").read_text() == "{"
+
+
+@pytest.mark.parametrize("changed", [{"backend": "jax"}, {"kernels": "another library"}])
+def test_another_machine_finishes_no_training(tmp_path, changed):
+    """Other kernels round in another way, as another backend does."""
+    claim(tmp_path, {"settings": Settings()})
+    path = tmp_path / "settings.json"
+    content = json.loads(path.read_text())
+    refuse_other_backend(tmp_path, 1, 2)
+    path.write_text(json.dumps(content | {"machine": content["machine"] | changed}))
+    refuse_other_backend(tmp_path, 2, 2)
+    with refused("folder"):
+        refuse_other_backend(tmp_path, 1, 2)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.jobs.settings import SOURCES, Settings, check
-from tfresidual.machine.backends import BACKEND
+from tfresidual.machine.backends import BACKEND, kernels
 from tfresidual.machine.files import check_folder, read_json, replacing
 
 if TYPE_CHECKING:
@@ -107,19 +107,24 @@ def changed_settings(part: Any, kept: Mapping[str, Any]) -> dict[str, tuple[Any,
 def refuse_other_backend(folder: pathlib.Path, done: int, epochs: int) -> None:
     """Raises a `ValueError` if a training that began on another backend is not finished.
 
-    Another backend has other random numbers, and rounds in another way.
+    Another backend has other random numbers, and rounds in another way, as do other kernels.
     """
     if done >= epochs or not (folder / SETTINGS_FILE).exists():
         return
-    backend = read_settings(folder)["machine"]["backend"]
-    if backend != BACKEND:
-        raise ArgumentError(
-            "folder",
-            f"be new, or hold a training on {BACKEND} or one that is finished; this one began on "
-            f"{backend}, and {done} of {epochs} epochs are complete. Finish it there, with "
-            f"KERAS_BACKEND={backend} or `tfresidual train --backend {backend}`",
-            received=f"folder={str(folder)!r}, KERAS_BACKEND={BACKEND}",
-        )
+    machine = read_settings(folder)["machine"]
+    if machine["backend"] != BACKEND:
+        remedy = f"`tfresidual train --backend {machine['backend']}` or KERAS_BACKEND"
+    elif machine["kernels"] != kernels():
+        remedy = f"TF_ENABLE_ONEDNN_OPTS={int(machine['kernels'] == 'oneDNN')}"
+    else:
+        return
+    raise ArgumentError(
+        "folder",
+        f"be new, or hold a training on {BACKEND} with kernels of {kernels()} or one that is "
+        f"finished; this one began on {machine['backend']} with kernels of {machine['kernels']}, "
+        f"and {done} of {epochs} epochs are complete. Finish it there, with {remedy}",
+        received=f"folder={str(folder)!r}",
+    )
 
 
 def claim(folder: pathlib.Path, parts: Mapping[str, Any]) -> None:
@@ -144,6 +149,7 @@ def claim(folder: pathlib.Path, parts: Mapping[str, Any]) -> None:
             "system": platform.platform(),
             "processor": platform.machine(),
             "backend": BACKEND,
+            "kernels": kernels(),
         }
         content = {**settings, "versions": versions, "machine": machine}
     with replacing(path) as written:

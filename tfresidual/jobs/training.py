@@ -26,7 +26,7 @@ from tfresidual.jobs.run_folder import (
     refuse_remains,
 )
 from tfresidual.jobs.settings import Settings, check, describe
-from tfresidual.machine.backends import BACKEND
+from tfresidual.machine.backends import BACKEND, kernels
 from tfresidual.machine.console import say
 from tfresidual.machine.locks import locked
 from tfresidual.training.checkpoints import TrainingFolder
@@ -98,6 +98,7 @@ def train_locked(folder, settings, console, callbacks=None):
     if not done:
         refuse_remains(folder, RESULTS, "checkpoints")
     refuse_other_backend(folder, done, settings.epochs)
+    say(console, f"convolutions run on kernels of {kernels()}")
     data = _Data(*prepare(settings, console), description)
     # The settings are valid, so the folder now belongs to this run.
     claim(folder, {"settings": settings})

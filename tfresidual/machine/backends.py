@@ -43,6 +43,16 @@ def compiled(*static):
     return decorator
 
 
+def kernels():
+    """Returns whose kernels convolutions run on, as a word; they round in different ways."""
+    if BACKEND != "tensorflow":
+        return BACKEND
+    from tensorflow.python.util import _pywrap_util_port
+
+    # TensorFlow has no public function for what TF_ENABLE_ONEDNN_OPTS and the processor decide.
+    return "oneDNN" if _pywrap_util_port.IsMklEnabled() else "TensorFlow"
+
+
 def is_traced(variable):
     """Returns whether a variable has no value yet because a graph is being built."""
     if BACKEND == "tensorflow":

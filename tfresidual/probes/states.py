@@ -28,7 +28,7 @@ from tfresidual.definitions.arguments import (
 from tfresidual.machine.console import progress_bar
 from tfresidual.machine.locks import LOCK, locked
 from tfresidual.probes.measure import check_blocks
-from tfresidual.routing.agreement import allowed_for
+from tfresidual.routing.agreement import ALLOWED
 from tfresidual.routing.data import count_of, first_batch, rebatched, sliced, splits_of
 from tfresidual.routing.positions import (
     VALID_POSITIONS,
@@ -366,7 +366,7 @@ class _Files:
         import zarr
 
         places, pool, dtype = asked
-        self.path, self.sample, self.rounding = path, sample, allowed_for(chain)
+        self.path, self.sample = path, sample
         of_split = {} if split is None else {"split": str(split)}
         self.attributes = {
             _name((block.stage, block.index)): {"stage": block.stage, "block": block.index}
@@ -433,7 +433,9 @@ class _Files:
         for name in self.attributes:
             own, written = self.sample[name][0], zarr.open_array(self.path / name, mode="r")[0]
             size = np.abs(own[np.isfinite(own)]).max(initial=0)
-            if not np.allclose(own, written, rtol=0, atol=self.rounding * size, equal_nan=True):
+            if not np.allclose(
+                own, written, rtol=0, atol=max(ALLOWED.values()) * size, equal_nan=True
+            ):
                 what = "be new, or hold states of a network that computes the same"
                 received = f"{self.path}, with other states in {name!r}"
                 raise ArgumentError("folder", what, received=received)
