@@ -352,7 +352,9 @@ def _hash(arrays):
 def _weights_of(chain):
     """Returns a hash of all weights and statistics of a chain, as text."""
     ordered = {id(one): one for one in (*chain.weights, *chain.variables)}.values()
-    lasting = (one for one in ordered if not one.path.split("/")[-1].startswith(DRAWN))
+    lasting = (
+        one for one in ordered if not getattr(one, "path", "").split("/")[-1].startswith(DRAWN)
+    )
     return _hash(one.numpy() for one in lasting).hex()
 
 
@@ -478,6 +480,8 @@ def _create(path, shape, chunk, dtype, attributes):
         dtype=dtype,
         compressors=None,
         fill_value=0,
+        # Files beside each other: a folder per axis of each takes longer than what is in it.
+        chunk_key_encoding={"name": "default", "separator": "."},
         attributes=attributes,
         overwrite=True,
     )

@@ -311,8 +311,9 @@ def rebatched(batches, size):
     size_of = size if callable(size) else lambda batch: size
     waiting, count = [], 0
     for batch in batches:
-        if count and key_of(batch) != key_of(waiting[0]):
-            yield joined(waiting)
+        if waiting and key_of(batch) != key_of(waiting[0]):
+            if count:
+                yield joined(waiting)
             waiting, count = [], 0
         waiting.append(batch)
         count += len(batch[1])
