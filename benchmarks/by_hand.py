@@ -1,17 +1,21 @@
 """The probes against what one would write by hand in PyTorch, on the same weights.
 
-    python benchmarks/by_hand.py [--blocks 9 27] [--dtypes float32] [--python PATH] [--no-gpt2]
+    python benchmarks/by_hand.py [--blocks 9 27] [--images 512] [--dtypes float32]
+        [--sequences 64] [--only NAME ...] [--python PATH]
 
 Whole calls, in alternating rounds with PyTorch in a process of its own: eager, channels last, loops
-over blocks, gradients with respect to the states alone. ResNets with 512 images of 32x32x3 in
-batches of 128; a GPT-2 of 12 layers, 384 features and 1,000 words (Hugging Face's) with 4 batches
-of 16 sequences of 64 words. Above 1, tfresidual is faster. Both compute the same numbers: a row
-is given only if cosines, errors and losses agree to 1e-4. `--python` is an interpreter with torch
-and transformers, by default this one.
+over blocks, gradients with respect to the states alone. ResNets with images of 32x32x3 in batches
+of 128; a GPT-2 of 12 layers, 384 features and 1,000 words (Hugging Face's) with sequences of 64
+words in batches of 16. Above 1, tfresidual is faster. Both compute the same numbers: a row is given
+only if cosines, errors and losses agree to 1e-4. A call of tfresidual also compares the chain with
+its network, which takes 0.1 to 0.4 seconds whatever the number of images. `--only` names what is
+measured, by its first word; `--python` is an interpreter with torch and transformers, by default
+this one. The settings say where the environment has TF_ENABLE_ONEDNN_OPTS=0, or one thread
+(TF_NUM_INTRAOP_THREADS=1, TF_NUM_INTEROP_THREADS=1 and OMP_NUM_THREADS=1).
 """
 
-import argparse
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -24,8 +28,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
-IMAGES, BATCH, WIDTHS = 512, 128, (16, 32, 64)
-LAYERS, FEATURES, HEADS, WORDS, SEQUENCES, POSITIONS = 12, 384, 6, 1000, 16, 64
+BATCH = 128
+LAYERS, FEATURES, HEADS, WORDS, AT_ONCE, POSITIONS = 12, 384, 6, 1000, 16, 64
 AGREEMENT = 1e-4
 
 
@@ -154,7 +158,7 @@ def of_gpt2(folder, *_):
     ).eval()
     weights = np.load(folder / "weights.npz")
     model.load_state_dict({name: torch.tensor(weights[name]) for name in weights}, strict=False)
-    batches = torch.tensor(np.load(folder / "data.npz")["ids"]).split(SEQUENCES)
+    batches = torch.tensor(np.load(folder / "data.npz")["ids"]).split(AT_ONCE)
     halves = [part for layer in model.transformer.h for part in (layer.attn, layer.mlp)]
 
     def nothing(_, __, output):
@@ -236,7 +240,7 @@ class ByHand:
 # With tfresidual
 
 
-def resnet(blocks, dtype, folder, rng):
+def resnet(blocks, dtype, count, folder, rng):
     """Writes weights and data; returns the functions that are timed, by name."""
     import keras
     import tensorflow as tf
@@ -247,8 +251,8 @@ def resnet(blocks, dtype, folder, rng):
 
     keras.utils.set_random_seed(0)
     net = networks.resnet(2 * blocks + 2, dtype=dtype)
-    images = rng.normal(size=(IMAGES, 32, 32, 3)).astype("float32")
-    labels = rng.integers(0, 10, IMAGES)
+    images = rng.normal(size=(count, 32, 32, 3)).astype("float32")
+    labels = rng.integers(0, 10, count)
     settle(net, tf.constant(images[:BATCH]))
     np.savez(folder / "weights.npz", **{w.path: w.numpy() for w in net.weights})
     np.savez(folder / "data.npz", images=images, labels=labels)
@@ -266,7 +270,7 @@ def resnet(blocks, dtype, folder, rng):
     return {"cosine and l2 ratio": metrics, "error without each block": errors}
 
 
-def gpt2(folder, rng):
+def gpt2(count, folder, rng):
     """Writes weights and data; returns the functions that are timed, by name."""
     import keras
     import keras_hub
@@ -288,7 +292,7 @@ def gpt2(folder, rng):
     model = keras_hub.models.GPT2CausalLM(backbone=backbone, preprocessor=None)
     for weight in model.weights:
         weight.assign(rng.normal(size=weight.shape) * 0.02 + weight.path.endswith("gamma"))
-    ids = rng.integers(0, WORDS, (4 * SEQUENCES, POSITIONS))
+    ids = rng.integers(0, WORDS, (count, POSITIONS))
     np.savez(folder / "weights.npz", **names_of_torch(backbone))
     np.savez(folder / "data.npz", ids=ids)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -296,8 +300,8 @@ def gpt2(folder, rng):
     inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
     # The last position has no next word.
     labels = np.concatenate([ids[:, 1:], np.full_like(ids[:, :1], -1)], axis=1)
-    data = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(SEQUENCES).cache()
-    chain = tfr.chain(model, inputs={name: value[:SEQUENCES] for name, value in inputs.items()})
+    data = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(AT_ONCE).cache()
+    chain = tfr.chain(model, inputs={name: value[:AT_ONCE] for name, value in inputs.items()})
 
     def losses():
         return probes.drop_blocks(chain, data)["cross_entropy"].to_numpy()
@@ -366,6 +370,21 @@ def compared_with(by_hand, functions, setting, rounds, agreement=AGREEMENT):
         )
 
 
+def environment():
+    """Returns what the environment sets otherwise than the defaults, as the end of a setting."""
+    is_off = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
+    is_one = os.environ.get("TF_NUM_INTRAOP_THREADS") == "1"
+    return ", without oneDNN" * is_off + ", one thread" * is_one
+
+
+def chosen(functions, only):
+    return {
+        name: function
+        for name, function in functions.items()
+        if only is None or name.split()[0] in only
+    }
+
+
 def measure(arguments):
     import keras
     from results import NOT_MEASURED, Row, without_bfloat16
@@ -374,36 +393,39 @@ def measure(arguments):
     if subprocess.run(has_torch, stderr=subprocess.DEVNULL, check=False).returncode:
         yield Row("by hand / tfresidual", note=f"{NOT_MEASURED}: no torch and transformers")
         return
-    settings = [(blocks, dtype) for dtype in arguments.dtypes for blocks in arguments.blocks]
-    for blocks, dtype in settings:
+    settings = itertools.product(arguments.dtypes, arguments.images, arguments.blocks)
+    for dtype, images, blocks in settings:
+        setting = f"{blocks} blocks, {dtype}, {images:,} images{environment()}"
         if reason := without_bfloat16(dtype):
-            yield Row("by hand / tfresidual", f"{blocks} blocks, {dtype}", note=reason)
+            yield Row("by hand / tfresidual", setting, note=reason)
             continue
         with tempfile.TemporaryDirectory() as folder:
             rng = np.random.default_rng(0)
-            functions = resnet(blocks, dtype, pathlib.Path(folder), rng)
+            functions = resnet(blocks, dtype, images, pathlib.Path(folder), rng)
+            functions = chosen(functions, arguments.only)
             by_hand = ByHand(arguments.python, "resnet", folder, blocks, dtype)
             agreement = AGREEMENT if dtype == "float32" else 0.02
-            yield from compared_with(
-                by_hand, functions, f"{blocks} blocks, {dtype}", arguments.rounds, agreement
-            )
+            yield from compared_with(by_hand, functions, setting, arguments.rounds, agreement)
             by_hand.close()
         keras.backend.clear_session()
-    if arguments.gpt2:
+    for count in arguments.sequences:
+        setting = f"GPT-2 of {LAYERS} layers, {count} sequences{environment()}"
         with tempfile.TemporaryDirectory() as folder:
-            functions = gpt2(pathlib.Path(folder), np.random.default_rng(0))
+            functions = gpt2(count, pathlib.Path(folder), np.random.default_rng(0))
+            functions = chosen(functions, arguments.only)
             by_hand = ByHand(arguments.python, "gpt2", folder)
-            setting = f"GPT-2, {LAYERS} layers, {FEATURES} features"
             yield from compared_with(by_hand, functions, setting, arguments.rounds)
             by_hand.close()
 
 
 def add_arguments(parser):
     parser.add_argument("--blocks", type=int, nargs="*", default=[9, 27])
+    parser.add_argument("--images", type=int, nargs="+", default=[512])
+    parser.add_argument("--sequences", type=int, nargs="*", default=[64])
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
+    parser.add_argument("--only", nargs="+")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--gpt2", action=argparse.BooleanOptionalAction, default=True)
 
 
 if __name__ == "__main__":
