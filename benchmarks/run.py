@@ -12,6 +12,11 @@ measured in turn in one run, so that a slow phase of the machine affects all of 
 is that of the seconds, the median of the ratios of each round, with the lowest and the highest:
 above 1, b is faster. Seconds are medians, too. Rows that need bfloat16 are measured where the
 processor has it, and those of PyTorch and JAX where they are installed.
+
+TensorFlow runs convolutions on oneDNN by default only where the processor has AVX-512.
+`TF_ENABLE_ONEDNN_OPTS=1` in the environment, before TensorFlow is loaded, turns it on; the command
+line of the package does so, says in a line which kernels run, and writes it to the settings of the
+run. Other kernels round in another way, so a training is finished on those that it began on.
 """
 
 import argparse
