@@ -9,7 +9,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import keras
 import numpy as np
@@ -82,7 +82,7 @@ class States(Mapping):
     """
 
     def __init__(self, group: zarr.Group) -> None:
-        self._group: Any = group
+        self._group = cast("Any", group)
         self.settings: dict[str, Any] = dict(group.attrs)
         rows = [{"array": name, **self._group[name].attrs} for name in self.settings["blocks"]]
         self.index: Frame = pd.DataFrame(rows, columns=["stage", "block", "layer", "array"])
