@@ -23,7 +23,7 @@ pytestmark = pytest.mark.system
 
 COMMAND = pathlib.Path(sys.executable).with_name("tfresidual")
 # Noise of the libraries, and errors that nobody caught.
-NOISE = ("onednn", "cuda", "absl", "warning", "i0000", "traceback", "e0000", "w0000")
+NOISE = ("onednn custom", "cuda", "absl", "warning", "i0000", "traceback", "e0000", "w0000")
 LOADING = "loading Keras"
 SIZES = ["--train-size", "64", "--validation", "40", "--test-size", "40", "--batch-size", "32"]
 TINY = [*SIZES, "--depth", "8", "--width", "4", "--epochs", "2"]
