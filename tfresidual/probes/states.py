@@ -28,7 +28,7 @@ from tfresidual.definitions.arguments import (
 from tfresidual.machine.console import progress_bar
 from tfresidual.machine.locks import LOCK, locked
 from tfresidual.probes.measure import check_blocks
-from tfresidual.routing.agreement import ALLOWED
+from tfresidual.routing.agreement import allowed_for
 from tfresidual.routing.data import count_of, first_batch, rebatched, sliced, splits_of
 from tfresidual.routing.positions import (
     VALID_POSITIONS,
@@ -128,8 +128,8 @@ def save_states(
     if the data has them; and `weights`. Any reader of Zarr opens it. Chunks are the batches of the
     data, or parts of them if their states take more than 64 MiB; no more is held in memory.
 
-    If the process is killed, or an error stops it, the same call goes on where it stopped: chunks
-    that are written are not measured again, and the files are those of a run that was not stopped.
+    After a kill or an error, the same call resumes: chunks that are complete are not measured
+    again, and the files are those of a run that was not stopped.
     The group can be opened when all of it is written. The folder must be of the same weights and
     settings, and the data the same in the same order; otherwise an error leaves it as it is.
 
@@ -368,7 +368,7 @@ class _Files:
         import zarr
 
         places, pool, dtype = asked
-        self.path, self.sample = path, sample
+        self.chain, self.path, self.sample = chain, path, sample
         of_split = {} if split is None else {"split": str(split)}
         self.attributes = {
             _name((block.stage, block.index)): {"stage": block.stage, "block": block.index}
@@ -432,12 +432,11 @@ class _Files:
         """Raises a `ValueError` unless the states of the first image are those of the network."""
         import zarr
 
+        share = allowed_for(self.chain)
         for name in self.attributes:
             own, written = self.sample[name][0], zarr.open_array(self.path / name, mode="r")[0]
             size = np.abs(own[np.isfinite(own)]).max(initial=0)
-            if not np.allclose(
-                own, written, rtol=0, atol=max(ALLOWED.values()) * size, equal_nan=True
-            ):
+            if not np.allclose(own, written, rtol=0, atol=share * size, equal_nan=True):
                 what = "be new, or hold states of a network that computes the same"
                 received = f"{self.path}, with other states in {name!r}"
                 raise ArgumentError("folder", what, received=received)

@@ -1,5 +1,7 @@
 """Checks that a chain computes what its network computes. TensorFlow only."""
 
+import dataclasses
+import functools
 from collections.abc import Mapping
 
 import keras
@@ -21,7 +23,7 @@ ALLOWED_OTHERWISE = 1e-3
 HUGE_WEIGHT, HUGE_STATE, HUGE_OTHERWISE = 1e3, {"float16": 4096.0}, 1e15
 # The number of images on which a run compares a chain with its network, which keeps all its states
 # while it computes.
-COMPARED = 2
+COMPARED = 4
 # The number of random images.
 SAMPLES = 2
 
@@ -43,9 +45,9 @@ def check_agreement(chain, images, found):
     # Not compiled: a compiled function stays as it is when the network changes.
     expected = named_outputs(chain.reference(images))
     share, most, largest = difference(found, expected)
-    if share <= ALLOWED_OTHERWISE:
-        return
-    allowed = _allowed(chain, images)
+    allowed = ALLOWED_OTHERWISE
+    if not share <= allowed:
+        allowed = _comparison(chain, images).allowed
     if share <= allowed:
         return
     if _has_diverged(chain, images):
@@ -102,14 +104,13 @@ def check_run(chain, images, labels=None, with_losses=False, outputs=None):
     if chain.reference is None:
         return
     few = sliced(images, slice(COMPARED))
+    is_first = key_of(few) not in chain.compared
+    comparison = _comparison(chain, few)
     if outputs:
         found = outputs(few, labels[:COMPARED])
-    elif key_of(few) in chain.compared:
-        found = _compiled(chain, few)(few)
     else:
-        # Once, this takes less time than compiling.
-        found = named_outputs(chain(few))
-        chain.compared[key_of(few)] = None
+        # Once, a pass takes less time than compiling.
+        found = named_outputs(chain(few)) if is_first else comparison.function(few)
     check_agreement(chain, few, found)
     loss = chain.reference_loss() if with_losses and chain.reference_loss else None
     if loss is not None:
@@ -130,7 +131,7 @@ def check_losses(chain, loss, labels, found):
     if are_per_position(labels, shape):
         is_counted = counted(labels, shape[-1])
     own = np.asarray(chain.loss(labels, with_logits(found)))
-    share = allowed_difference([own.dtype.name, found[OUTPUTS].dtype.name])
+    share = allowed_difference(one.dtype.name for one in (own, *found.values()))
     largest = np.abs(np.asarray(found[OUTPUTS]).astype(np.float64)).max(initial=0)
     for image, value in enumerate(own.astype(np.float64)):
         batch = {"labels": labels, **found}
@@ -212,25 +213,39 @@ def _mask(shape):
     return values
 
 
-def _compiled(chain, images):
-    """Returns the compiled outputs of a chain for such images."""
-    key = key_of(images)
-    if chain.compared.get(key) is None:
-        chain.compared[key] = compiled(
-            lambda images: named_outputs(chain(images)), [spec_of(images)]
+@dataclasses.dataclass(eq=False)
+class _Comparison:
+    """What a chain computes of one kind of images, compiled when it is asked for."""
+
+    chain: object
+    spec: object
+
+    @functools.cached_property
+    def function(self):
+        """The compiled outputs."""
+        return compiled(lambda images: named_outputs(self.chain(images)), [self.spec])
+
+    @functools.cached_property
+    def allowed(self):
+        """The largest share that rounding may change in the outputs."""
+        return allowed_difference(
+            tensor.dtype.name
+            for one in (self.function.get_concrete_function(), *self.chain.called.values())
+            for operation in one.graph.get_operations()
+            for tensor in operation.outputs
         )
+
+
+def _comparison(chain, images):
+    key = key_of(images)
+    if key not in chain.compared:
+        chain.compared[key] = _Comparison(chain, spec_of(images))
     return chain.compared[key]
 
 
-def _allowed(chain, images):
-    """Returns the largest share that rounding may change in the outputs of a chain."""
-    called = [_compiled(chain, images).get_concrete_function(), *chain.called.values()]
-    return allowed_difference(
-        tensor.dtype.name
-        for one in called
-        for operation in one.graph.get_operations()
-        for tensor in operation.outputs
-    )
+def allowed_for(chain):
+    """Returns the largest share that rounding may change in what a chain has computed so far."""
+    return max([ALLOWED_OTHERWISE, *(one.allowed for one in chain.compared.values())])
 
 
 def allowed_difference(dtypes):

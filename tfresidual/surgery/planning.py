@@ -24,7 +24,7 @@ from tfresidual.definitions.chance import chance_text, warn_of_chance
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.block_importance import CRITERIA, block_importance
 from tfresidual.routing import evaluate, routes
-from tfresidual.routing.agreement import ALLOWED
+from tfresidual.routing.agreement import allowed_for
 from tfresidual.routing.data import batches_of, first_batch
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.surgery.costs import Costs, name_of
@@ -435,7 +435,7 @@ def check_read_again(name, chain, before, now, in_order=False):
         pair = found.labels.ravel(), found.cross_entropy[0]
         pairs.append(pair if in_order else tuple(map(np.sort, pair)))
     labels, losses = zip(*pairs, strict=True)
-    share = max(ALLOWED.values())
+    share = allowed_for(chain)
     usual = np.nan_to_num(np.median(losses[0]), posinf=0.0)
     options = {"rtol": share, "atol": share * usual, "equal_nan": True}
     if not np.array_equal(*labels) or not np.allclose(*losses, **options):
