@@ -505,7 +505,7 @@ def _running(backend=None):
 
         with quietly():
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-            # Without AVX-512, TensorFlow leaves oneDNN off, which is up to twice as fast.
+            # Without AVX-512, TensorFlow leaves oneDNN off, whose convolutions are faster.
             os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
             import keras  # noqa: F401
         from tfresidual.machine.console import terminal

@@ -8,10 +8,10 @@ over blocks, gradients with respect to the states alone. ResNets with images of 
 of 128; a GPT-2 of 12 layers, 384 features and 1,000 words (Hugging Face's) with sequences of 64
 words in batches of 16. Above 1, tfresidual is faster. Both compute the same numbers: a row is given
 only if cosines, errors and losses agree to 1e-4. A call of tfresidual also compares the chain with
-its network, which takes 0.1 to 0.4 seconds whatever the number of images. `--only` names what is
-measured, by its first word; `--python` is an interpreter with torch and transformers, by default
-this one. The settings say where the environment has TF_ENABLE_ONEDNN_OPTS=0, or one thread
-(TF_NUM_INTRAOP_THREADS=1, TF_NUM_INTEROP_THREADS=1 and OMP_NUM_THREADS=1).
+its network, on 4 images whatever their number. `--only` names what is measured, by its first word;
+`--python` is an interpreter with torch and transformers, by default this one. The settings say
+where the environment has TF_ENABLE_ONEDNN_OPTS=0, or one thread (TF_NUM_INTRAOP_THREADS=1,
+TF_NUM_INTEROP_THREADS=1 and OMP_NUM_THREADS=1).
 """
 
 import functools
@@ -345,18 +345,20 @@ def names_of_torch(backbone):
     return {name: np.asarray(value) for name, value in found.items()}
 
 
-def compared_with(by_hand, functions, setting, rounds, agreement=AGREEMENT):
+def compared_with(by_hand, functions, setting, arguments, agreement=AGREEMENT):
     """Yields the rows of functions that are timed here and in the process of PyTorch."""
     from results import compared
 
     for name, function in functions.items():
+        if arguments.only and name.split()[0] not in arguments.only:
+            continue
         _, expected = by_hand(name)
         found = function()
         difference = np.abs(np.sort(found, axis=None) - np.sort(expected, axis=None)).max()
         if not difference <= agreement:
             raise SystemExit(f"{name}, {setting}: the numbers differ by up to {difference:.2g}")
         theirs, ours = [], []
-        for _ in range(rounds):
+        for _ in range(arguments.rounds):
             theirs.append(by_hand(name)[0])
             begun = time.perf_counter()
             function()
@@ -377,14 +379,6 @@ def environment():
     return ", without oneDNN" * is_off + ", one thread" * is_one
 
 
-def chosen(functions, only):
-    return {
-        name: function
-        for name, function in functions.items()
-        if only is None or name.split()[0] in only
-    }
-
-
 def measure(arguments):
     import keras
     from results import NOT_MEASURED, Row, without_bfloat16
@@ -402,19 +396,17 @@ def measure(arguments):
         with tempfile.TemporaryDirectory() as folder:
             rng = np.random.default_rng(0)
             functions = resnet(blocks, dtype, images, pathlib.Path(folder), rng)
-            functions = chosen(functions, arguments.only)
             by_hand = ByHand(arguments.python, "resnet", folder, blocks, dtype)
             agreement = AGREEMENT if dtype == "float32" else 0.02
-            yield from compared_with(by_hand, functions, setting, arguments.rounds, agreement)
+            yield from compared_with(by_hand, functions, setting, arguments, agreement)
             by_hand.close()
         keras.backend.clear_session()
     for count in arguments.sequences:
         setting = f"GPT-2 of {LAYERS} layers, {count} sequences{environment()}"
         with tempfile.TemporaryDirectory() as folder:
             functions = gpt2(count, pathlib.Path(folder), np.random.default_rng(0))
-            functions = chosen(functions, arguments.only)
             by_hand = ByHand(arguments.python, "gpt2", folder)
-            yield from compared_with(by_hand, functions, setting, arguments.rounds)
+            yield from compared_with(by_hand, functions, setting, arguments)
             by_hand.close()
 
 

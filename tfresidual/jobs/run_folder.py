@@ -113,7 +113,7 @@ def refuse_other_backend(folder: pathlib.Path, done: int, epochs: int) -> None:
         return
     machine = read_settings(folder)["machine"]
     if machine["backend"] != BACKEND:
-        remedy = f"`tfresidual train --backend {machine['backend']}` or KERAS_BACKEND"
+        remedy = "KERAS_BACKEND={0} or `tfresidual train --backend {0}`".format(machine["backend"])
     elif machine["kernels"] != kernels():
         remedy = f"TF_ENABLE_ONEDNN_OPTS={int(machine['kernels'] == 'oneDNN')}"
     else:
@@ -123,7 +123,7 @@ def refuse_other_backend(folder: pathlib.Path, done: int, epochs: int) -> None:
         f"be new, or hold a training on {BACKEND} with kernels of {kernels()} or one that is "
         f"finished; this one began on {machine['backend']} with kernels of {machine['kernels']}, "
         f"and {done} of {epochs} epochs are complete. Finish it there, with {remedy}",
-        received=f"folder={str(folder)!r}",
+        received=f"folder={str(folder)!r}, KERAS_BACKEND={BACKEND}",
     )
 
 
