@@ -54,8 +54,9 @@ def normalized(layer, inputs, training, factor=None):
     if not (training and layer.trainable):
         mean = tf.convert_to_tensor(layer.moving_mean)
         variance = tf.convert_to_tensor(layer.moving_variance)
-        is_constant = _WEIGHTS_ARE_CONSTANT.get() and not tf.executing_eagerly()
-        normalize = _normalize_by_constants if is_constant else _normalize
+        # Without a graph, a function costs more than the kernel, whose own gradient then counts.
+        is_plain = _WEIGHTS_ARE_CONSTANT.get() or tf.executing_eagerly()
+        normalize = _normalize_by_constants if is_plain else _normalize
         return normalize(inputs, gamma, beta, mean, variance, layer.epsilon), mean, variance
     outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
         inputs, gamma, beta, epsilon=layer.epsilon, is_training=True
