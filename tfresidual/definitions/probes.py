@@ -1011,8 +1011,9 @@ _declare(
         ),
     ),
     studies=(
-        Study(images=256, changes={"times": UNROLLED}),
+        Study(splits=("test",), images=256, changes={"times": UNROLLED}),
         Study(
+            splits=("test",),
             images=256,
             changes={"times": UNROLLED, "scale": UNROLLED_SCALE},
             renamed={"repetition_metrics": "repetition_metrics_scaled"},

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from tfresidual.definitions.types import StrPath
 
 EXAMPLES = 16
-# Training images that are probed after training: the default size of the test set.
-TRAIN_IMAGES = 2000
+# Training images that are probed after training, beside the test images: enough to compare.
+TRAIN_IMAGES = 512
 
 
 def run(
