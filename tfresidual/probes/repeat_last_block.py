@@ -202,7 +202,10 @@ def _batch_values(chain, stage, scales, blocks, images, labels):
     # This is a graph loop: it is traced once, however often the block is applied.
     values = [tf.TensorArray(tf.float32, len(scales)) for _ in range(2)]
     _, _, cosines, ratios = tf.while_loop(
-        lambda index, *_: index < len(scales), apply, (0, state, *values)
+        lambda index, *_: index < len(scales),
+        apply,
+        (0, state, *values),
+        parallel_iterations=1,
     )
     values = {
         "cosine_loss": tf.transpose(cosines.stack()),
