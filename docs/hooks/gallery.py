@@ -44,7 +44,7 @@ net.fit(images, labels, epochs=3, verbose=0)
 chain, test = tfr.chain(net), (images[:256], labels[:256])
 ```
 
-The pictures are of the network of `make study`, ResNet-20 on images of three digits; those of what
+The pictures are of the network of `make study`, ten blocks in five stages; those of what
 a study does not measure are of the network above.
 """
 # Where the frame is not that of the probe's own function.

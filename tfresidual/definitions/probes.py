@@ -1011,10 +1011,10 @@ _declare(
         ),
     ),
     studies=(
-        Study(splits=("test",), images=256, changes={"times": UNROLLED}),
+        Study(splits=("test",), images=128, changes={"times": UNROLLED}),
         Study(
             splits=("test",),
-            images=256,
+            images=128,
             changes={"times": UNROLLED, "scale": UNROLLED_SCALE},
             renamed={"repetition_metrics": "repetition_metrics_scaled"},
         ),
