@@ -214,8 +214,8 @@ def train(out, backend, **given):
     metavar="NAME",
     help=f"May be given several times: {', '.join(sorted(PROBES))}. The indices come with the "
     "read-outs, drops and repetitions they are taken from.  [default: all that the network has "
-    "blocks for, except line_element and patching, which take long, and block_importance, which "
-    "measures drops anew]",
+    "blocks for, except line_element and patching, which take long, block_importance, which "
+    "measures drops anew, and linear_probe and similarity, which also measure untrained networks]",
 )
 @click.option(
     "--split",

@@ -289,7 +289,14 @@ def test_every_part_has_its_place():
 
 
 # Second data or a place, which may come by position, too; and what has the order of Keras.
-BY_POSITION = {"patching", "repetition_metrics", "log_key", "depth_for"}
+BY_POSITION = {
+    "patching",
+    "linear_probe",
+    "similarity",
+    "repetition_metrics",
+    "log_key",
+    "depth_for",
+}
 BY_POSITION |= {"ExactMatch", "MultiLabelCrossentropy"}
 PARTS = ("callbacks", "plots", "probes", "surgery", "training", "tuning")
 

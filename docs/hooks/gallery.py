@@ -42,6 +42,7 @@ net = networks.resnet(
 net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 net.fit(images, labels, epochs=3, verbose=0)
 chain, test = tfr.chain(net), (images[:256], labels[:256])
+train = images[256:], labels[256:]
 ```
 
 The pictures are of the network of `make study`, ten blocks in five stages; those of what
@@ -51,6 +52,7 @@ a study does not measure are of the network above.
 CODE = {
     "computational_distance": "probes.computational_distance(chain, test)",
     "scaled_perturbation": "probes.block_metrics(chain, test), epsilon=0.1",
+    "linear_probe": 'probes.linear_probe(chain, {"train": train, "test": test})',
     "patching": 'probes.patching(chain, test, what="addition")',
     "route_errors": "**probes.convergence_frames(chain, test)[0]",
     "weight_deviations": "probes.weight_deviations(chain)",

@@ -8,7 +8,7 @@ import pytest
 from reference.random_network import random_network
 
 import tfresidual as tfr
-from tfresidual import probes
+from tfresidual import datasets, probes
 from tfresidual.jobs import probing, training
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import Settings
@@ -57,6 +57,12 @@ def test_images(run):
     return {"test": prepare(run[1])[2]}
 
 
+@pytest.fixture(scope="module")
+def both_splits(run, test_images):
+    """As many training images, in whole batches."""
+    return {"train": datasets.plain(prepare(run[1])[0]).take(2)} | test_images
+
+
 def expected_of(name, chain, images):
     """The first frame of a probe, called with the options of the test below."""
     if name == "convergence_indices":
@@ -68,6 +74,7 @@ def expected_of(name, chain, images):
         "borderline": {"times": 2, "scale": 0.5},
         "fixed_point": {"times": 2},
         "patching": {"what": "addition"},
+        "linear_probe": {"seed": 0},
     }
     return getattr(probes, name)(chain, images, **options.get(name, {}))
 
@@ -80,7 +87,7 @@ def expected_of(name, chain, images):
         for place, name in enumerate(FRAMES)
     ],
 )
-def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
+def test_frames_are_those_of_the_probe(run, test_images, both_splits, tmp_path, name):
     options = running.ProbeOptions(times=2, scale=0.5, at_chance="nan")
     frames, paths = probing.probe(run[0], [name], tmp_path / "new" / "out", options=options)
     assert list(frames) == FRAMES[name]
@@ -90,7 +97,11 @@ def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
         assert len(saved) == len(frame) > 0
     assert all(path.is_file() for path in paths)
     assert any(path.suffix == ".png" for path in paths)
-    expected = expected_of(name, tfr.chain(run[0] / "model.keras"), test_images)
+    is_read = json.loads((tmp_path / "new" / "out" / "probes.json").read_text())[FRAMES[name][0]]
+    fits = running.PROBES[name].fits
+    assert {*is_read["images"]} == ({"train", "test"} if fits else {"test"})
+    images = both_splits if fits else test_images
+    expected = expected_of(name, tfr.chain(run[0] / "model.keras"), images)
     pd.testing.assert_frame_equal(frames[FRAMES[name][0]], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -99,7 +110,7 @@ def test_everything_by_default_beside_the_network(run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run[0], folder)
     frames, paths = probing.probe(folder, splits=("train", "test"), images=32)
-    named_only = ("line_element", "patching")
+    named_only = ("line_element", "patching", "block_importance", "linear_probe", "similarity")
     others = {name: names for name, names in FRAMES.items() if name not in named_only}
     assert set(frames) >= {name for names in others.values() for name in names}
     assert not set(frames) & {frame for name in named_only for frame in FRAMES[name]}

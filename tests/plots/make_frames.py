@@ -247,6 +247,23 @@ def line_element_frame(blocks=3, stages=2, splits=None, growth=1.0):
     return frame.assign(layer_part=layer, spatial_part=spatial, length=np.sqrt(layer + spatial))
 
 
+def linear_probe_frame(blocks=3, stages=2, splits=None):
+    """The classifier reads more from every block, its controls as much from each."""
+    frame = keys(stages, splits, block=range(blocks))
+    accuracy = 1 - 1 / (2 + frame["stage"] + frame["block"])
+    return frame.assign(accuracy=accuracy, untrained=0.3, control=0.1, head=0.9 * accuracy)
+
+
+def similarity_frame(blocks=3, stages=2, splits=None):
+    """The farther apart two blocks are, the less they have in common; nothing if untrained."""
+    frame = keys(stages, splits, block=range(blocks))
+    other = keys(stages, None, block=range(blocks)).add_prefix("other_")
+    frame = frame.merge(other, how="cross")
+    apart = (frame["stage"] - frame["other_stage"]).abs() * blocks
+    apart += (frame["block"] - frame["other_block"]).abs()
+    return frame.assign(cka=1 / (1 + apart), untrained=0.0)
+
+
 def network_frame(networks=("ResNet-110", "ResNet-38", "naive sharing"), epochs=30, seeds=2):
     """A history frame of networks, of which those with "naive" in their name overfit."""
     index = pd.MultiIndex.from_product(

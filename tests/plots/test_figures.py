@@ -44,6 +44,7 @@ IN_A_ROW = {
     "lipschitz_bounds": [["estimate", "certified"], ["divisor"]],
     "lens": [["cross_entropy", "entropy"], ["kl"], ["rank"]],
     "patching": [["effect"]],
+    "linear_probe": [["accuracy", "untrained", "control", "head"]],
 }
 
 
@@ -88,6 +89,7 @@ FIGURES = {
     "iterative_inference": made(frame=make.inference_frame),
     "lens": of_states("cross_entropy", "entropy", "kl", "rank"),
     "line_element": made(frame=make.line_element_frame),
+    "linear_probe": made(frame=make.linear_probe_frame),
     "lipschitz_bounds": made(frame=make.lipschitz_frame),
     "network_curves": of_networks,
     "patching": of_states("effect"),
@@ -101,12 +103,14 @@ FIGURES = {
     ),
     "shuffle_blocks": made(frame=make.shuffle_frame),
     "signal_propagation": made(frame=make.propagation_frame),
+    "similarity": made(frame=make.similarity_frame),
     "training_curves": lambda epochs=5, **_: {"history": make.history_frame(epochs or 1)},
     "weight_deviations": made(frame=make.deviation_frame),
 }
 # Columns that say where a row belongs; all others hold numbers.
 KEYS = {"stage", "block", "repetition", "epoch", "seed", "split", "network", "role", "part"}
 KEYS |= {"along", "group", "basis", "swaps", "draw", "trial", "status", "found", "images"}
+KEYS |= {"other_stage", "other_block"}
 KEYS |= {"scale", "blocks", "by", "blocks_left", "meets_rule", "chance"}
 VARIANTS = {
     "one stage": {"stages": 1},
@@ -180,7 +184,8 @@ def test_values_stand_at_their_blocks(name, blocks):
         )
 
 
-OVER_EPOCHS = [name for name in IN_A_ROW if len(IN_A_ROW[name]) == 1 and name != "patching"]
+OVER_EPOCHS = [name for name in IN_A_ROW if len(IN_A_ROW[name]) == 1]
+OVER_EPOCHS = [name for name in OVER_EPOCHS if name not in ("patching", "linear_probe")]
 
 
 @pytest.mark.parametrize("name", OVER_EPOCHS)

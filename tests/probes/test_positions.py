@@ -193,6 +193,12 @@ OTHERS = {
 }
 
 
+def measured(name, chain, data):
+    """The frames of a declared probe; one that is fitted is measured on the same data."""
+    data = {"train": data, "test": data} if PROBES[name].fits else data
+    return running.run(name, chain, data, OPTIONS, False)
+
+
 NAMES = sorted({*PROBES, *OTHERS} - READING_NO_DATA)
 
 
@@ -220,7 +226,7 @@ def test_padding_changes_no_metric(name, kind):
         data = sequences.batch(kind, length, empty=empty)
         if name in OTHERS:
             return {name: OTHERS[name](chain, data)}
-        return running.run(name, chain, data, OPTIONS, False)
+        return measured(name, chain, data)
 
     found = [run(4), run(9, empty=2)]
     for key, frame in found[0].items():
@@ -319,7 +325,7 @@ def test_where_nothing_counts_of_an_encoder():
     chain = sequences.sequence_chain("encoder", WEIGHTS)
     tokens, labels = sequences.batch("encoder")
     for name in sorted({*PROBES, *OTHERS} - READING_NO_DATA):
-        run = OTHERS.get(name, lambda *given, name=name: running.run(name, *given, OPTIONS, False))
+        run = OTHERS.get(name, functools.partial(measured, name))
         with pytest.raises(ValueError, match="at least one position that counts"):
             run(chain, (np.zeros_like(tokens), labels))
 

@@ -270,6 +270,8 @@ class Probe:
             run, only that one is run. `""` if there is no such probe.
         by_default: whether the probe is run when none is named; `False` if it takes much longer
             than the others.
+        fits: whether it fits something to the images of the split `"train"`, which it then needs
+            beside others.
         module: the file of its function in `tfresidual/probes`, if that does not have its name.
     """
 
@@ -285,4 +287,5 @@ class Probe:
     studies: tuple[Study, ...] = ()
     measured_by: str = ""
     by_default: bool = True
+    fits: bool = False
     module: str = ""

@@ -1322,3 +1322,95 @@ _declare(
     ),
     by_default=False,
 )
+_declare(
+    "linear_probe",
+    frames={"linear_probe": ("split", "stage", "block", "accuracy")},
+    needs=("classes",),
+    takes=("seed",),
+    columns={
+        "accuracy": Column(
+            "share of images that a linear classifier of the state's channel means gets right",
+            at_least=0,
+            at_most=1,
+            low="near `control`: nothing of the labels can be read linearly",
+            high="over `untrained`: the training has made the labels linear",
+            of="linear_probe",
+        ),
+        "selectivity": Column(
+            "`accuracy` minus that of a classifier fitted to permuted labels",
+            at_least=-1,
+            at_most=1,
+            low="near 0: the state does not tell the labels",
+            high="the classifier reads the state, not how common the classes are",
+            of="linear_probe",
+        ),
+    },
+    figures=(
+        Figure(
+            name="linear_probe",
+            decision="Level from some block on: a head there, trained for it, would do; what comes "
+            "after is for the own head. Not above the untrained network: the blocks so far have "
+            "learnt nothing that a linear classifier sees.",
+            group=IMAGES,
+            column="accuracy",
+            title="What can be read from the states?",
+            question="The accuracy of a linear classifier fitted to the state after every block, "
+            "averaged over positions, on images that it was not fitted to.",
+            reading="Beside it the same for the network with new initial weights, a classifier "
+            "fitted to permuted labels, and the network's own head when the stage is left there. "
+            "The band is one standard error to either side.",
+            source="Alain and Bengio 2016, figure 1",
+            has_table=True,
+            drawing=Drawing(
+                "Linear probe",
+                (
+                    Panel(
+                        "accuracy",
+                        (
+                            Line("accuracy", "linear classifier"),
+                            Line("untrained", "untrained network", ":"),
+                            Line("control", "permuted labels", "--"),
+                            Line("head", "own head", "-."),
+                        ),
+                        scale="share",
+                    ),
+                ),
+                gap="has no value",
+            ),
+        ),
+    ),
+    by_default=False,
+    fits=True,
+)
+_declare(
+    "similarity",
+    frames={"similarity": ("stage", "block", "other_stage", "other_block", "cka")},
+    reads="images",
+    takes=("seed",),
+    columns={
+        "cka": Column(
+            "similarity of the states after two blocks: debiased linear CKA",
+            at_most=1,
+            low="0: the states have nothing in common",
+            high="1: the same state, turned and scaled",
+            of="similarity",
+        ),
+    },
+    figures=(
+        Figure(
+            name="similarity",
+            decision="Squares of blocks near 1, with lower values between them: the blocks of a "
+            "square hardly change the state; `drop_blocks` says what taking them out costs.",
+            group=IMAGES,
+            column="cka",
+            title="Which blocks see the same?",
+            question="How similar the states after all pairs of blocks are, by debiased centred "
+            "kernel alignment, in the network and between two untrained ones.",
+            reading="1 for states that differ by a rotation and a factor alone, 0 for states that "
+            "have nothing in common. What two independent networks with initial weights have in "
+            "common, they have from the images.",
+            source="Nguyen, Raghu and Kornblith 2021, figure 1",
+        ),
+    ),
+    by_default=False,
+)

@@ -445,7 +445,7 @@ class ProbeOptions:
     )
     seed: int | None = _field(
         None,
-        "Seed of the orders of shuffled blocks.",
+        "Seed of shuffled blocks, permuted labels and untrained networks.",
         int,
         "that of the run",
         at_least=0,

@@ -66,14 +66,15 @@ def probe(
             otherwise.
         names: names of probes, or a single name, see `tfresidual.probes.running.PROBES`; by default
             all probes that the network has blocks for, except those that take much longer than
-            the others (`line_element` and `patching`), and `block_importance`, which measures
-            drops anew.
+            the others (`line_element` and `patching`), `block_importance`, which measures drops
+            anew, and `linear_probe` and `similarity`, which also measure untrained networks.
         folder: where to write; by default `probes` in the folder of the run or of the series, or
             `probes/NAME` beside any other network. The file `probes.json` there records what each
             frame was measured on. The frames of a series have the column `epoch`, counted from 0
             (-1 is before the first epoch), and its figures are those of the last network and those
             over the epochs, all written when the last one was probed.
-        splits: `"train"`, `"test"` or both.
+        splits: `"train"`, `"test"` or both. A probe that fits something to training images, such
+            as `linear_probe`, reads as many of them as of the others.
         images: int, number of images of each split, rounded up to whole batches; by default all
             test images, and the same number of training images.
         changes: dict of fields of `tfresidual.jobs.settings.Settings` that describe the data.
@@ -176,36 +177,46 @@ def _run(asked, console):
             if asked.images:
                 batches = math.ceil(asked.images / asked.settings.batch_size)
             parts = {"train": datasets.plain(train), "test": test}
-            data = {split: parts[split].take(batches) for split in asked.splits}
+            data = {split: parts[split].take(batches) for split in _splits_read(asked)}
             counts = {split: count_images(part) for split, part in data.items()}
             if options.first_block is None:
                 options = dataclasses.replace(
                     options, first_block=_first_coupled(chain, asked.settings)
                 )
             say(console, f"on {counts} images of {asked.settings.data}, pixels {asked.pixels}")
-            what = described(str(asked.target), asked.settings, counts, asked.pixels, options)
         for name in asked.names or _by_default(chain):
             say(console, f"running {name}")
-            measured = running.run(name, chain, data, options, console is not None)
+            read = [*data] if PROBES[name].fits else asked.splits
+            measured = running.run(
+                name, chain, {split: data[split] for split in read}, options, console is not None
+            )
+            of_read = {split: counts[split] for split in read}
+            what = described(str(asked.target), asked.settings, of_read, asked.pixels, options)
+            known |= dict.fromkeys(measured, what)
             # Only the last network of a series is drawn.
             figures = study_figures(measured, options.epsilon) if path == last else {}
             if epoch is None:
                 # Written at once, so that an interruption loses only the current probe.
-                paths |= dict.fromkeys(_write(asked.folder, measured, figures, known, what))
+                paths |= dict.fromkeys(_write(asked.folder, measured, figures, known))
             else:
                 measured, drawn = _with_epoch(measured, epoch, frames), drawn | figures
             frames |= measured
     if asked.is_series:
         # Together, so that a series that ends early leaves the frames of an earlier probe.
         drawn |= study_figures(_by_epoch(frames), options.epsilon)
-        paths = _write(asked.folder, frames, drawn, known, what)
+        paths = _write(asked.folder, frames, drawn, known)
     return frames, list(paths)
 
 
-def _write(folder, frames, figures, known, what):
-    known |= dict.fromkeys(frames, what)
+def _write(folder, frames, figures, known):
     paths = write_frames_and_figures(folder, frames, figures, flat=True)
     return [*paths, record(folder, known)]
+
+
+def _splits_read(asked):
+    """Returns the names of the splits that probes read: those asked for, and what is fitted."""
+    is_fitted = any(PROBES[name].fits for name in asked.names or ())
+    return list(dict.fromkeys([*(["train"] if is_fitted else []), *asked.splits]))
 
 
 def _by_default(chain):

@@ -15,6 +15,7 @@ from tfresidual.plots.blocks import (
     l2_ratio,
     lens,
     line_element,
+    linear_probe,
     lipschitz_bounds,
     patching,
     perturbation,
@@ -38,6 +39,7 @@ from tfresidual.plots.routes import (
     shuffle_blocks,
 )
 from tfresidual.plots.search import depth_search
+from tfresidual.plots.similarity import similarity
 from tfresidual.plots.training import iterative_inference, network_curves, training_curves
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "lens",
     "lens_map",
     "line_element",
+    "linear_probe",
     "lipschitz_bounds",
     "network_curves",
     "patching",
@@ -72,6 +75,7 @@ __all__ = [
     "scaled_perturbation",
     "shuffle_blocks",
     "signal_propagation",
+    "similarity",
     "training_curves",
     "weight_deviations",
 ]

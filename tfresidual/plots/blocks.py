@@ -177,6 +177,18 @@ def patching(frame: Frame) -> Figure:
     return draw_as(frame, drawing)
 
 
+def linear_probe(frame: Frame) -> Figure:
+    """Draws the accuracy of a linear classifier of the state after every block, and controls.
+
+    These are the same for the untrained network, a classifier of permuted labels, and the network's
+    own head, as far as the frame has them.
+    """
+    drawing, (panel,) = DRAWINGS["linear_probe"], DRAWINGS["linear_probe"].panels
+    lines = tuple(line for line in panel.lines if line.column in frame)
+    panels = (dataclasses.replace(panel, lines=lines),)
+    return draw_as(frame, dataclasses.replace(drawing, panels=panels))
+
+
 def weight_deviations(frame: Frame) -> Figure:
     """Draws how far the weights of every block are from its stage's mean (IC section C.1).
 

@@ -27,6 +27,7 @@ from tfresidual.probes.geometry import (
     path_lengths_of,
 )
 from tfresidual.probes.lens import lens
+from tfresidual.probes.linear_probe import linear_probe
 from tfresidual.probes.lipschitz import lipschitz
 from tfresidual.probes.logs import block_logs, from_logs, log_key
 from tfresidual.probes.measure import measure
@@ -41,6 +42,7 @@ from tfresidual.probes.readout import readout
 from tfresidual.probes.repeat_last_block import repeat_last_block
 from tfresidual.probes.shuffle_blocks import shuffle_blocks
 from tfresidual.probes.signal_propagation import signal_propagation
+from tfresidual.probes.similarity import similarity
 from tfresidual.probes.states import States, load_states, save_states
 from tfresidual.probes.trajectories import (
     inverse_problem_chain,
@@ -71,6 +73,7 @@ __all__ = [
     "lens",
     "line_between",
     "line_element",
+    "linear_probe",
     "lipschitz",
     "load_states",
     "log_key",
@@ -86,6 +89,7 @@ __all__ = [
     "save_states",
     "shuffle_blocks",
     "signal_propagation",
+    "similarity",
     "trajectories",
     "trajectory_summary",
     "weight_deviations",

@@ -15,7 +15,6 @@ import keras
 import numpy as np
 import pandas as pd
 import tensorflow as tf
-from keras import backend
 
 from tfresidual import sources
 from tfresidual.definitions.arguments import (
@@ -28,15 +27,10 @@ from tfresidual.definitions.arguments import (
 from tfresidual.machine.console import progress_bar
 from tfresidual.machine.locks import LOCK, locked
 from tfresidual.probes.measure import check_blocks
+from tfresidual.probes.pooled import pooled
 from tfresidual.routing.agreement import allowed_for
 from tfresidual.routing.data import count_of, first_batch, rebatched, sliced, splits_of
-from tfresidual.routing.positions import (
-    VALID_POSITIONS,
-    check_positions,
-    has_them,
-    kept,
-    known_positions,
-)
+from tfresidual.routing.positions import VALID_POSITIONS, check_positions, known_positions
 from tfresidual.routing.runs import begun, computed
 
 if TYPE_CHECKING:
@@ -315,7 +309,7 @@ def _batch_states(chain, places, pool, dtype, images, labels):
             raise ArgumentError("pool", f"hold positions from 0 to {most}", pool)
     found, fits = {}, []
     for place, state in states.items():
-        state = _mean(state, known_positions(chain)) if pool == MEAN else state
+        state = pooled(chain, state) if pool == MEAN else state
         state = state if pool in (None, MEAN) else tf.gather(state, pool, axis=1)
         found[_name(place)] = tf.cast(state, dtype)
         if dtype == DTYPES[0]:
@@ -328,16 +322,6 @@ def _batch_states(chain, places, pool, dtype, images, labels):
 
 def _name(place):
     return "stage{}/block{}".format(*place)
-
-
-def _mean(state, valid):
-    """Returns the mean of a state over all positions that are not padding, `(images, features)`."""
-    state = tf.cast(state, backend.result_type(state.dtype, "float32"))
-    if valid is None or not has_them(state, valid):
-        return tf.reduce_mean(state, axis=range(1, len(state.shape) - 1))
-    inner = range(2, len(state.shape) - 1)
-    sums = tf.reduce_sum(tf.reduce_mean(kept(state, valid), axis=inner), axis=1)
-    return sums / tf.reduce_sum(tf.cast(valid, state.dtype), axis=1, keepdims=True)
 
 
 def _hash(arrays):

@@ -75,7 +75,7 @@ def batches_of(data, chain=None, with_labels=True, with_all=False):
         ValueError: if the data holds no images, is infinite, or labels or weights do not fit.
     """
     is_empty = True
-    for batch in _raw_batches(data):
+    for batch in raw_batches(data):
         images, labels, of_images, of_positions = _tensors(chain, *batch, with_labels)
         if not with_all and not (of_images.numpy() > 0).all():
             images, labels, of_images, of_positions = chosen_of(
@@ -92,7 +92,7 @@ def batches_of(data, chain=None, with_labels=True, with_all=False):
 
 def first_batch(data):
     """Returns the first batch `(images, labels, weights)` as it is; all of arrays."""
-    first = next((batch for batch in _raw_batches(data, whole=True) if _count(batch[0])), None)
+    first = next((batch for batch in raw_batches(data, whole=True) if _count(batch[0])), None)
     if first is None:
         raise _no_images()
     return first
@@ -113,7 +113,7 @@ def count_of(data):
     return -(-_count(keras.utils.unpack_x_y_sample_weight(data)[0]) // BATCH_SIZE)
 
 
-def _raw_batches(data, whole=False):
+def raw_batches(data, whole=False):
     """Yields batches `(x, y, sample_weight)`; arrays in parts, unless they are taken as a whole."""
     check_data(data)
     unpacked = keras.utils.unpack_x_y_sample_weight

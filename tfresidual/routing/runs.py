@@ -35,7 +35,16 @@ def begun(
         yield images, labels, weights
 
 
-def run_over(
+def run_over(*arguments, **settings):
+    """Returns the values of all images, a dict of arrays, see `batches_over`.
+
+    If the data holds batches of several shapes, values per position are filled up to the longest.
+    """
+    parts = [*batches_over(*arguments, **settings)]
+    return {name: concatenated([part[name].numpy() for part in parts]) for name in parts[0]}
+
+
+def batches_over(
     chain,
     name,
     function,
@@ -48,10 +57,9 @@ def run_over(
     with_losses=True,
     key=(),
 ):
-    """Applies a function of a chain to every batch and concatenates the values of the images.
+    """Applies a function of a chain to every batch.
 
-    The function is compiled once per chain and shape of the images, whatever the batch size. If the
-    data holds batches of several shapes, values per position are filled up to the longest.
+    The function is compiled once per chain and shape of the images, whatever the batch size.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -69,10 +77,10 @@ def run_over(
         key: what tells functions of one name apart, the other part of the key; `None` for a
             function that is not kept.
 
-    Returns:
-        A dict of arrays whose first axis is the image, with the weights under `WEIGHTS`.
+    Yields:
+        A dict of tensors whose first axis is the image, with the weights under `WEIGHTS`.
     """
-    parts, kept = [], {} if key is None else chain.compiled
+    kept = {} if key is None else chain.compiled
     count = None if at_once else count_of(data)
     with progress_bar(name if progress else None, count) as advance:
         for images, labels, weights in begun(chain, data, with_labels, with_losses, at_once):
@@ -85,9 +93,8 @@ def run_over(
                     found, plain = None, None
             if found is None:
                 found = computed(chain, kept, (name, key), function, images, labels)
-            parts.append(found | {WEIGHTS: weights})
+            yield found | {WEIGHTS: weights}
             advance(1)
-    return {key: concatenated([part[key].numpy() for part in parts]) for key in parts[0]}
 
 
 def computed(chain, kept, key, function, images, labels):
