@@ -29,7 +29,7 @@ from timing import in_turn
 import tfresidual as tfr
 from tfresidual import networks, routes, surgery
 from tfresidual.routing import plan_of
-from tfresidual.surgery.costs import flops_of
+from tfresidual.routing.costs import flops_of
 
 
 def measure(arguments):

@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 
-from tfresidual.definitions.declarations import GROUPS
+from tfresidual.definitions.declarations import GROUPS, ROUTES, Figure, Probe
 from tfresidual.definitions.probes import PROBES
 
 DOCS = pathlib.Path(__file__).parents[1]
@@ -28,7 +28,7 @@ indices a network that is better than chance.
 import numpy as np
 
 import tfresidual as tfr
-from tfresidual import networks, plots, probes
+from tfresidual import networks, plots, probes, training
 
 # Four classes: the quarter of the image that is brighter.
 random = np.random.default_rng(0)
@@ -42,14 +42,40 @@ net = networks.resnet(
 net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 net.fit(images, labels, epochs=3, verbose=0)
 chain, test = tfr.chain(net), (images[:256], labels[:256])
-train = images[256:], labels[256:]
+# For leaving early: trained read-outs, and images to choose the threshold on.
+train = (images[512:], labels[512:])
+validation = (images[256:512], labels[256:512])
+heads = training.fit_readouts(chain, train, kind="head", epochs=4)
 ```
 
 The pictures are of the network of `make study`, ten blocks in five stages; those of what
 a study does not measure are of the network above.
 """
+# What no study runs, since it needs what was trained for it.
+OTHERS = (
+    (
+        Probe("early_exit", frames={}),
+        Figure(
+            name="early_exit",
+            group=ROUTES,
+            column="error",
+            title="What does it save to stop once a read-out is sure?",
+            question="The error if an image leaves after the first block whose trained read-out is "
+            "sure of its prediction, over the mean arithmetic and the mean time of an image.",
+            reading="From left to right, the threshold rises from 0 to that of the whole network. "
+            "The dashed line is the control: as many images leave after every block, whichever "
+            "they are. If the solid line is not below it, the confidence says nothing of the "
+            "images. Read-outs that are passed cost time, too: near the right end, leaving early "
+            "may take longer than the network.",
+            decision="Where the solid line reaches the dotted one with less arithmetic and in less "
+            "time, serve the network with the threshold in the row `chosen`: "
+            "`tfr.export(net, path, exits=heads, threshold=...)`.",
+        ),
+    ),
+)
 # Where the frame is not that of the probe's own function.
 CODE = {
+    "early_exit": "probes.early_exit(chain, heads, validation, test)",
     "computational_distance": "probes.computational_distance(chain, test)",
     "scaled_perturbation": "probes.block_metrics(chain, test), epsilon=0.1",
     "linear_probe": 'probes.linear_probe(chain, {"train": train, "test": test})',
@@ -62,7 +88,7 @@ CODE = {
 def shown():
     """Returns the probes and figures of the gallery, in its order."""
     found = [(probe, one) for probe in PROBES.values() for one in probe.figures if one.decision]
-    return sorted(found, key=lambda pair: GROUPS.index(pair[1].group))
+    return sorted([*found, *OTHERS], key=lambda pair: GROUPS.index(pair[1].group))
 
 
 def pages():

@@ -238,6 +238,18 @@ def plan_frame(blocks=4):
     return frame.assign(cross_entropy=3 * frame["error"])
 
 
+def exit_frame(blocks=4):
+    """Thresholds, of which the last is never reached; images that leave later cost more."""
+    share = np.linspace(1 / blocks, 1, blocks + 1)
+    frame = pd.DataFrame({"threshold": [*np.linspace(0, 1, blocks), np.inf]})
+    return frame.assign(
+        error=0.5 - 0.4 * share,
+        random_error=0.6 - 0.5 * share,
+        flops_share=share,
+        milliseconds=3 * share + 1,
+    )
+
+
 def line_element_frame(blocks=3, stages=2, splits=None, growth=1.0):
     """A line element frame: the spatial part grows."""
     frame = keys(stages, splits, block=range(blocks))

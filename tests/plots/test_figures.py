@@ -84,6 +84,7 @@ FIGURES = {
     "convergence_indices": made(frame=make.index_frame),
     "depth_search": lambda **_: {"frame": search_frame()},
     "drop_blocks": made(frame=make.drop_frame),
+    "early_exit": made(frame=make.exit_frame),
     "first_order": made(frame=make.first_order_frame),
     "fixed_point": made(frame=make.fixed_point_frame),
     "iterative_inference": made(frame=make.inference_frame),

@@ -15,7 +15,7 @@ from refusals import refused
 import tfresidual as tfr
 from tfresidual import networks, probes, routes, surgery
 from tfresidual.probes.block_importance import CRITERIA
-from tfresidual.surgery.costs import Costs
+from tfresidual.routing.costs import Costs
 
 
 def net_and_batches(**settings):

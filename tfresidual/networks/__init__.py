@@ -18,12 +18,14 @@ from tfresidual.networks.presets import (
     single_representation,
     wide_resnet,
 )
+from tfresidual.networks.readouts import Readouts
 from tfresidual.networks.residual_network import ResidualNetwork
 
 __all__ = [
     "PRESETS",
     "DenseBlock",
     "InverseProblemNetwork",
+    "Readouts",
     "ResidualNetwork",
     "average_pooling_resnet",
     "error_correcting_network",

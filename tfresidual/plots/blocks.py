@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from tfresidual.definitions.declarations import Drawing, Level, Line, Panel
@@ -260,3 +261,42 @@ def pruning(frame: Frame) -> Figure:
             `by`, the criterion of each.
     """
     return draw_as(frame, _PRUNING, whole=frame["error"].iloc[0])
+
+
+_EARLY_EXIT = Drawing(
+    "Leaving early",
+    tuple(
+        Panel(
+            "error",
+            (Line("error", "sure ones leave"), Line("random_error", "as many, any", "--")),
+            scale="share",
+            levels=(Level(argument="whole", name="whole network", dash=":"),),
+            title=title,
+            over=over,
+            below=below,
+        )
+        for title, over, below in (
+            ("arithmetic", "flops_share", "mean FLOPs, share of the network's"),
+            ("time", "milliseconds", "mean milliseconds of an image"),
+        )
+    ),
+    keys=(),
+    rows=(),
+    columns=("panel",),
+    share_x=False,
+    share_y=True,
+)
+
+
+def early_exit(frame: Frame) -> Figure:
+    """Draws the error of a network that images leave early over FLOPs and measured time.
+
+    The dashed line is the control: as many images leave at every block, whichever they are.
+
+    Args:
+        frame: Frame of `tfresidual.probes.early_exit`.
+    """
+    columns = ["error", "random_error", "flops_share", "milliseconds"]
+    early = frame.loc[np.isfinite(frame["threshold"]), columns].apply(finite).assign(split="")
+    table = pd.concat([early.assign(panel=panel.title) for panel in _EARLY_EXIT.panels])
+    return draw_table(table, _EARLY_EXIT, arguments={"whole": frame["error"].iloc[-1]})

@@ -14,6 +14,7 @@ from tfresidual.probes.convergence_indices import (
     indices_of,
 )
 from tfresidual.probes.drop_blocks import drop_blocks
+from tfresidual.probes.early_exit import early_exit
 from tfresidual.probes.effective_parameters import effective_parameters, weight_deviations
 from tfresidual.probes.evaluate_routes import evaluate_routes
 from tfresidual.probes.first_order import first_order
@@ -63,6 +64,7 @@ __all__ = [
     "convergence_indices",
     "distances_of",
     "drop_blocks",
+    "early_exit",
     "effective_parameters",
     "evaluate_routes",
     "first_order",

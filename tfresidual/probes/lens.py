@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual.definitions.arguments import check_choice
+from tfresidual.definitions.arguments import ArgumentError, check_choice
+from tfresidual.networks.readouts import HEAD
 from tfresidual.probes.measure import joined_splits
 from tfresidual.probes.predictions import (
     COUNTED,
-    FIRST,
     check_positions,
     frame_of,
     label_check,
@@ -24,6 +24,8 @@ from tfresidual.probes.predictions import (
     scored_chain,
 )
 from tfresidual.routing.data import splits_of
+from tfresidual.routing.readouts import check_readouts, places_of
+from tfresidual.routing.readouts import read as read_out
 from tfresidual.routing.runs import WEIGHTS, run_over
 from tfresidual.sources.normalizations import (
     Setting,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from tfresidual.definitions.types import ChainSource, Data, Frame
+    from tfresidual.networks import Readouts
     from tfresidual.routing import Chain
 
 # Whose statistics the normalizations of the head use.
@@ -53,6 +56,7 @@ def lens(
     data: Data,
     *,
     normalize: Literal["own", "final"] = "own",
+    readouts: Readouts | None = None,
     per_image: bool = False,
     per_position: bool = False,
     progress: bool = False,
@@ -78,6 +82,9 @@ def lens(
       image, the n highest outputs. A prediction that is not finite agrees with nothing.
     - `entropy`: of the prediction, in nats, 0 or more, summed over the labels if there are several.
 
+    With `readouts`, what was trained for a state reads it: with affine read-outs, this is the tuned
+    lens. The last state is read by the head of the network.
+
     Example:
 
     >>> frame = lens(tfresidual.chain(net), test)
@@ -90,6 +97,7 @@ def lens(
         normalize: whose statistics the normalizations in the head use: `"own"`, those of each
             state, or `"final"`, those of the last state, which needs a chain of a Keras model with
             layer or RMS normalization in the head.
+        readouts: what `tfresidual.training.fit_readouts` returned for this network.
         per_image: whether to return the values of every image instead of their means; of outputs
             per position, the means over the positions of the image.
         per_position: whether to return the values of every position that counts.
@@ -98,48 +106,46 @@ def lens(
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0, and -1 for the
         state before the first block of the stage) and the metrics. They are NaN where the state
-        does not have the shape of the one that the head takes in the network. If `data` is a dict,
-        `split` is the first column. With `per_image`, `image` (from 0) comes after `block`; with
-        `per_position`, `image` and `position`, and the last column is `predicted`, the class with
-        the highest output, unless a position has several labels.
+        does not have the shape of the one that the head takes in the network, unless a `"head"`
+        among `readouts` reads it. If `data` is a dict, `split` is the first column. With
+        `per_image`, `image` (from 0) comes after `block`; with `per_position`, `image` and
+        `position`, and the last column is `predicted`, the class with the highest output, unless a
+        position has several labels.
 
     Raises:
         ValueError: if an argument cannot be used, or the outputs of the network are not classes;
             with `normalize="final"`, if no normalization of every state by itself is seen in the
-            head, as in SavedModels and chains by hand.
+            head, as in SavedModels and chains by hand, or if `"head"`s read the states.
 
     Reference:
         nostalgebraist 2020, "interpreting GPT: the logit lens"; Jastrzebski et al. 2018, section
-        4.2 and fig. 5, for the last stage of a network for images.
+        4.2 and fig. 5, for the last stage of a network for images; Belrose et al. 2023,
+        https://arxiv.org/abs/2303.08112, for the tuned lens.
     """
     check_choice("normalize", normalize, (OWN, FINAL))
     chain = scored_chain(chain)
+    if readouts is not None:
+        check_readouts("readouts", readouts, chain)
+        if normalize == FINAL and readouts.kind == HEAD:
+            raise ArgumentError("normalize", f"be {OWN!r} for heads after every block", FINAL)
     # The kind of outputs is part of the name, since a copy of a chain that declares another kind
     # shares what is compiled.
     name = f"lens of {chain.outputs}{' per position' if per_position else ''}"
     name += f" with {normalize} statistics" if normalize != OWN else ""
-    function = functools.partial(_batch_values, chain, per_position, normalize)
-    frames = {}
+    function = functools.partial(_batch_values, chain, per_position, normalize, readouts)
+    key, frames = (readouts,), {}
+    places = pd.DataFrame(places_of(chain), columns=["stage", "block"])
     for split, part in splits_of(data).items():
         check = label_check(chain)
-        values = run_over(chain, name, function, part, progress, check=check, with_losses=False)
+        values = run_over(
+            chain, name, function, part, progress, check=check, with_losses=False, key=key
+        )
         of_examples = values.pop(COUNTED), values.pop(WEIGHTS)
-        frames[split] = frame_of(_places(chain), values, *of_examples, per_image, per_position)
+        frames[split] = frame_of(places, values, *of_examples, per_image, per_position)
     return joined_splits(frames)
 
 
-def _places(chain):
-    """Returns a frame with a row per state: the first one of every stage and those after blocks."""
-    rows = [
-        (stage.index, block)
-        for stage in chain.stages
-        if stage.blocks
-        for block in (FIRST, *(block.index for block in stage.blocks))
-    ]
-    return pd.DataFrame(rows, columns=["stage", "block"])
-
-
-def _batch_values(chain, per_position, normalize, images, labels):
+def _batch_values(chain, per_position, normalize, readouts, images, labels):
     """Returns all metrics of a batch, each `(images, [positions,] states)`, by name."""
     chain = chain.with_context(images)
     pairs, last = chain.walk(chain.stem(images))
@@ -170,7 +176,16 @@ def _batch_values(chain, per_position, normalize, images, labels):
         for place, state in enumerate(states)
         if state is not last and state.shape[1:] == last.shape[1:]
     ]
-    measured = {}
+    measured, places = {}, dict(enumerate(places_of(chain)))
+    if readouts is not None and readouts.kind == HEAD:
+        others = []
+        for place, at in places.items():
+            if at in readouts.places:
+                outputs = read_out(chain, readouts, at, states[place], final)
+                measured[place] = all_of(kind(logits_of(chain.outputs, outputs)[0], read))
+    elif readouts is not None:
+        for place in others:
+            states[place] = readouts.read(places[place], states[place])
     if others:
         # Groups of equal size, the last one filled up with its last state.
         rounds = -(-len(others) // (1 if normalize == FINAL else _states_at_once(last, logits)))

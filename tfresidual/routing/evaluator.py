@@ -446,7 +446,7 @@ def _function_of(chain, operation, with_losses, has_context, positions, plain=Fa
     if operation.kind == HEAD:
         return lambda state, labels: _head_values(chain, state, labels, with_losses)
     if operation.kind == DISTANCE:
-        return lambda state, reference: _distance(chain, reference, state, positions, plain)
+        return lambda state, reference: distance_between(chain, reference, state, positions, plain)
     if operation.kind == STEM:
         return lambda images: chain.stem(images)
     stage = chain.stages[operation.stage - 1]
@@ -462,8 +462,11 @@ def _function_of(chain, operation, with_losses, has_context, positions, plain=Fa
     return lambda state: block(state)
 
 
-def _distance(chain, reference, state, positions, plain):
-    """Returns the distance between states; with `plain`, also whether that is right."""
+def distance_between(chain, reference, state, positions=None, plain=False):
+    """Returns the distance between states; with `plain`, also whether that is right.
+
+    It is that of every position, `(images, positions)`, of states with so many of them.
+    """
     change, shape = without_padding(chain)(change_of(reference, state)), [-1]
     if positions is not None and len(change.shape) > 2 and change.shape[1] == positions:
         change, shape = each_position(change), [-1, positions]

@@ -82,16 +82,14 @@ class SharedCall:
     def __call__(self, *states):
         in_graph = tf.inside_function() and all(isinstance(state, tf.Tensor) for state in states)
         shared = None
-        if in_graph:
+        # Where the number of images is known, so are all sizes in the graph, which are counted.
+        if in_graph and states[0].shape[0] is None:
             specs = [tf.TensorSpec([None, *state.shape[1:]], state.dtype) for state in states]
             shared = self.shared(specs)
         if shared is None:
             return METHODS[self._name](self._unit, *states)
         function, values = shared
-        result = function(*states, *values())
-        # The function knows nothing of the number of images.
-        result.set_shape([states[0].shape[0], *result.shape[1:]])
-        return result
+        return function(*states, *values())
 
     def shared(self, states):
         """Returns the function of states and weights, and one that returns these; or `None`."""

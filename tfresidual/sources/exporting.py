@@ -5,10 +5,11 @@ TensorFlow only.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from tfresidual import sources
-from tfresidual.definitions.arguments import check_bool, checked_path
+from tfresidual.definitions.arguments import ArgumentError, check_bool, check_number, checked_path
 from tfresidual.machine.files import remove_unfinished
 from tfresidual.machine.locks import locked
 from tfresidual.sources.saved_model.format import check_can_open
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tfresidual.definitions.types import ChainSource, StrPath
+    from tfresidual.networks import Readouts
     from tfresidual.routing.chain import Chain
 
 
@@ -28,6 +30,8 @@ def export(
     probing: bool = True,
     overwrite: bool = False,
     inputs: Any = None,
+    exits: Readouts | None = None,
+    threshold: float | None = None,
 ) -> None:
     """Writes a network as one SavedModel that can be served and probed later.
 
@@ -47,6 +51,12 @@ def export(
     - `readout(images, stage, block)` returns `outputs` when the stage is left after that block.
     - `repeat_last_block(images, stage, times, scale)` returns `outputs` with `times` extra
       applications of the last block of the stage, with its branch multiplied by `scale`.
+
+    With `exits`, `serving_default(images)` returns `outputs`, and the `stage` and `block` that each
+    image left at, int32: after the first block whose read-out gives its prediction a probability of
+    `threshold` or more, see `tfresidual.probes.early_exit`. The blocks after the one at which the
+    last image of a batch leaves are not computed; give one image at a time to save most. What
+    `serving_default` returns without exits is returned by `whole(images)`.
 
     Stages count from 1, blocks of a stage from 0. Unsupported requests raise TensorFlow's
     `InvalidArgumentError`. A network with several inputs has one argument per input: the keys of a
@@ -73,6 +83,10 @@ def export(
         inputs: a batch of inputs on which they are compared. By default that with which the chain
             was made, or random ones of the sizes that the network declares; needed if it declares
             none.
+        exits: what `tfresidual.training.fit_readouts` returned for the network, which must have one
+            row of outputs per image; `None` for a network that is never left early.
+        threshold: a probability, from 0 to 1, such as one that `tfresidual.probes.early_exit`
+            chose; infinity for none. Only with `exits`.
 
     Raises:
         FileExistsError: if something that may not be replaced exists at the path, or a parent of
@@ -86,6 +100,12 @@ def export(
             rounding from the functions to be written, or if another argument cannot be used.
     """
     check_bool("overwrite", overwrite)
+    if (exits is None) != (threshold is None):
+        raise ArgumentError(
+            ("exits", "threshold"), "be given together", exits=exits, threshold=threshold
+        )
+    if threshold != math.inf:
+        check_number("threshold", threshold, at_least=0, at_most=1, or_none=True)
     path = checked_path("path", path)
     check_can_open("path", path)
     check_target(path, overwrite)
@@ -93,4 +113,4 @@ def export(
         # A process that was killed may have left the new and the old SavedModel beside the path.
         remove_unfinished(path.parent, path.name)
         check_target(path, overwrite)
-        write(sources.chain(net), path, probing, inputs)
+        write(sources.chain(net), path, probing, inputs, exits, threshold)

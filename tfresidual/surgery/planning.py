@@ -25,9 +25,9 @@ from tfresidual.machine.console import progress_bar
 from tfresidual.probes.block_importance import CRITERIA, block_importance
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.agreement import allowed_for
+from tfresidual.routing.costs import Costs, name_of
 from tfresidual.routing.data import batches_of, first_batch
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
-from tfresidual.surgery.costs import Costs, name_of
 from tfresidual.surgery.graphs import layers_of
 from tfresidual.surgery.models import chain_of, rerouted
 

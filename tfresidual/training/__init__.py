@@ -3,6 +3,7 @@
 from tfresidual.training.exact_match import ExactMatch
 from tfresidual.training.gradient_coupling import GradientCoupling, coupling_kernel
 from tfresidual.training.multi_label import MultiLabelCrossentropy
+from tfresidual.training.readouts import fit_readouts
 from tfresidual.training.recipes import RECIPES, Recipe, hauser_batch_size, recipe
 from tfresidual.training.train import Training, compile_network, train
 
@@ -15,6 +16,7 @@ __all__ = [
     "Training",
     "compile_network",
     "coupling_kernel",
+    "fit_readouts",
     "hauser_batch_size",
     "recipe",
     "train",

@@ -16,6 +16,8 @@ STEM, CONTEXT, HEAD, LOSS = "stem", "context", "head", "loss"
 # round differently than when it compiles the block as a whole.
 PARTS = ("apply", "branch", "join")
 SERVE = "serving_default"
+# The network, where that can be left early.
+WHOLE = "whole"
 # The attribute with functions that pieces call, from which readers know what is inside these.
 CALLED = "called"
 

@@ -21,6 +21,7 @@ from tfresidual.sources.saved_model.format import (
     PARTS,
     SERVE,
     STEM,
+    WHOLE,
     block_name,
     layout_of,
     transition_name,
@@ -67,7 +68,7 @@ class _Reference:
     def __init__(self, root, shapes, dtypes):
         self.root, self.shapes = root, shapes
         self.specs = specs_of(shapes, dtypes)
-        self.serve = root.signatures[SERVE]
+        self.serve = root.signatures[WHOLE if WHOLE in root.signatures else SERVE]
 
     def __call__(self, images):
         given = zip(self.specs.items(), flat(images, self.shapes), strict=True)

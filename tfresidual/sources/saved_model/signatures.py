@@ -7,11 +7,14 @@ import contextlib
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.routing.agreement import check_agreement, inputs_to_compare
 from tfresidual.routing.block_values import BLOCK_METRICS, block_values
+from tfresidual.routing.data import shape_of_outputs
 from tfresidual.routing.positions import are_per_position, labels_within
+from tfresidual.routing.readouts import check_one_row, check_readouts, exits_of, leave_early
 from tfresidual.routing.scores import OUTPUTS
-from tfresidual.sources.saved_model.format import SERVE, STEM
-from tfresidual.sources.saved_model.inputs import flat, of_tensors
+from tfresidual.sources.saved_model.format import SERVE, STEM, WHOLE
+from tfresidual.sources.saved_model.inputs import flat, of_tensors, packed
 from tfresidual.sources.saved_model.pieces import compile_function, images_of, result_of
 
 # The arguments of signatures beside the images.
@@ -47,6 +50,31 @@ def signatures_of(chain, labels_taken):
                 lambda images, labels: _block_metrics(chain, images, labels, outputs), labels
             )
     return signatures
+
+
+def early_signatures(chain, exits, threshold, inputs=None):
+    """Returns the signatures of a network that can be left early, by name; see `export`.
+
+    Args:
+        chain: a chain.
+        exits: `Readouts`.
+        threshold: the probability from which on a prediction is sure.
+        inputs: a batch of inputs, or `None`, on which that without any exit is compared.
+    """
+    check_readouts("exits", exits, chain)
+    images, shapes = inputs_to_compare(chain, inputs), chain.input_shape
+    check_one_row("net", shape_of_outputs(chain, images))
+    taken, count = images_of(chain), len(exits_of(chain, exits)) - 1
+    run = of_tensors(leave_early(chain, exits, packed(iter(taken), shapes)), shapes)
+    early = compile_function(run, *taken, tf.TensorSpec([count], tf.float32))
+    never = early(*flat(images, shapes), np.full(count, np.inf, np.float32))
+    check_agreement(chain, images, {OUTPUTS: never[OUTPUTS]})
+    thresholds = np.full(count, threshold, np.float32)
+    whole = of_tensors(lambda images: {OUTPUTS: chain(images)}, shapes)
+    return {
+        SERVE: compile_function(lambda *given: early(*given, thresholds), *taken),
+        WHOLE: compile_function(whole, *taken),
+    }
 
 
 def _states(chain, images):

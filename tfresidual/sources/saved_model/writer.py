@@ -30,12 +30,13 @@ from tfresidual.sources.saved_model.pieces import (
     images_of,
     variables_of,
 )
-from tfresidual.sources.saved_model.signatures import ARGUMENTS, signatures_of
+from tfresidual.sources.saved_model.signatures import ARGUMENTS, early_signatures, signatures_of
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from tfresidual.networks import Readouts
     from tfresidual.routing import Chain
 
 # All files and folders that can be in the folder of a SavedModel.
@@ -45,7 +46,14 @@ SAVED_MODEL_FILES = {
 }
 
 
-def write(chain: Chain, path: Path, probing: bool = True, inputs: Any = None) -> None:
+def write(
+    chain: Chain,
+    path: Path,
+    probing: bool = True,
+    inputs: Any = None,
+    exits: Readouts | None = None,
+    threshold: float | None = None,
+) -> None:
     """Writes a chain as a SavedModel; existing files at the path are replaced.
 
     Raises:
@@ -57,6 +65,8 @@ def write(chain: Chain, path: Path, probing: bool = True, inputs: Any = None) ->
     if chain.prepare is not None:
         chain.prepare()
     root, signatures, layout = parts_to_save(chain, probing, inputs)
+    early = {} if exits is None else early_signatures(chain, exits, threshold, inputs)
+    signatures, root.variables_of_exits = signatures | early, variables_of(early.values())
     # TensorFlow compiles a `tf.function` once more to save it, but takes a compiled one as it is.
     signatures = {name: function.get_concrete_function() for name, function in signatures.items()}
     with replacing_folder(path) as folder:

@@ -105,15 +105,33 @@ def flops_of(model, inputs):
     return flops_in(_function_of(model, _of_size(inputs, 1)).graph)
 
 
-def flops_in(graph):
-    """Returns the FLOPs of the operations of a graph, see `Costs.of`."""
-    count = _count(graph, {})
+def flops_in(graph, outputs=None):
+    """Returns the FLOPs of a graph, see `Costs.of`, or of what some of its tensors take."""
+    count = _count(graph, {}, outputs)
     return math.nan if count is None else 2.0 * count
 
 
-def _count(graph, values):
+def shortest_of(calls):
+    """Returns the milliseconds of the shortest call of each of some functions, in turns.
+
+    They take no argument and return tensors. The first call of each is not timed.
+    """
+    shortest = [math.inf] * len(calls)
+    begun, rounds = time.perf_counter(), -1
+    while rounds < CALLS or time.perf_counter() - begun < SECONDS:
+        for place, call in enumerate(calls):
+            before = time.perf_counter()
+            for one in tf.nest.flatten(call()):
+                one.numpy()
+            if rounds >= 0:
+                shortest[place] = min(shortest[place], 1000 * (time.perf_counter() - before))
+        rounds += 1
+    return shortest
+
+
+def _count(graph, values, outputs=None):
     """Returns the multiplications in a graph, with the static `values` of inputs by `ref()`."""
-    counts = [_count_of(operation, values) for operation in _executed(graph)]
+    counts = [_count_of(operation, values) for operation in _executed(graph, outputs)]
     return None if None in counts else sum(counts)
 
 
@@ -179,9 +197,11 @@ def _origin(tensor):
     return tensor
 
 
-def _executed(graph):
-    """Returns the operations that the outputs of a graph depend on."""
-    found, waiting = {}, [*graph.control_outputs, *(tensor.op for tensor in graph.outputs)]
+def _executed(graph, outputs=None):
+    """Returns the operations that outputs depend on, by default all of the graph."""
+    waiting = [] if outputs is not None else [*graph.control_outputs]
+    waiting += [tensor.op for tensor in (graph.outputs if outputs is None else outputs)]
+    found = {}
     while waiting:
         operation = waiting.pop()
         if operation.name not in found:
