@@ -44,6 +44,7 @@ NAMES = (
     "spectral_normalization",
     "routes",
     "memory",
+    "states",
     "saved_model",
     "surgery",
     "end_of_pass",

@@ -9,6 +9,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent import futures
 from typing import TYPE_CHECKING, cast
 
 import keras
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
 
 MEAN = "mean"
 DTYPES = ("float16", "float32", "float64")
-# The most bytes of states that are held, and the largest chunk of all blocks together.
-MOST_BYTES = 2**26
+# The most bytes of the states of a chunk, all blocks together. Two chunks are held.
+MOST_BYTES = 2**25
 # More images than there are: how many come is not known before they are written.
 ENDLESS = 2**40
 LABELS, WEIGHTS, FITS = "labels", "weights", "fits"
@@ -120,7 +121,7 @@ def save_states(
 
     The folder is a Zarr 3 group with an array per block, `stage1/block0`, images first; `labels`,
     if the data has them; and `weights`. Any reader of Zarr opens it. Chunks are the batches of the
-    data, or parts of them if their states take more than 64 MiB; no more is held in memory.
+    data, or parts of them if their states take more than 32 MiB; two of them are held in memory.
 
     After a kill or an error, the same call resumes: chunks that are complete are not measured
     again, and the files are those of a run that was not stopped.
@@ -257,14 +258,20 @@ def _save(chain, data, path, asked, split, progress):
         size = max(1, min(len(first[1]), MOST_BYTES // of_image))
         files = _Files(chain, path, asked, split, sample, size)
         batches, start = itertools.chain([first], batches), 0
+        size = files.settings["images_per_chunk"]
         del first
-        for number, batch in enumerate(rebatched(batches, files.settings["images_per_chunk"])):
-            data_hash = _hash(map(np.asarray, keras.tree.flatten(batch)))
-            if not files.hold(number, data_hash):
-                rows = _rows(chain, batch, asked, has_labels)
-                files.write(number, start, rows, data_hash)
-                del rows
-            start += len(batch[1])
+        # A chunk is written while the next one is measured.
+        with futures.ThreadPoolExecutor(1) as thread:
+            written = thread.submit(int)
+            for number, batch in enumerate(rebatched(batches, size)):
+                data_hash = _hash(map(np.asarray, keras.tree.flatten(batch)))
+                if not files.hold(number, data_hash):
+                    rows = _rows(chain, batch, asked, has_labels)
+                    written.result()
+                    written = thread.submit(files.write, number, start, rows, data_hash)
+                    del rows
+                start += len(batch[1])
+            written.result()
         files.finish(number + 1, start)
 
 
