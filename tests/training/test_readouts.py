@@ -127,6 +127,19 @@ def test_weights_and_batches_and_the_network_stays_as_it_is():
     np.testing.assert_allclose(*kernels, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_without_a_readout_are_not_read(kind):
+    net = random_network(blocks=(1, 3), widths=(2, 3))
+    batch = random_batch(net, images=4)
+    readouts = training.fit_readouts(net, batch, kind=kind, blocks=[(2, 0)])
+    for frame in (
+        probes.lens(net, batch, readouts=readouts),
+        probes.readout(net, batch, readouts=readouts),
+    ):
+        read = frame.loc[frame["entropy"].notna(), ["stage", "block"]].to_numpy().tolist()
+        assert read == [[2, 0], [2, 2]]
+
+
 def test_labels_are_not_needed_for_affine_ones():
     net = random_network(blocks=(1, 2), widths=(2, 3))
     images, labels = random_batch(net)

@@ -184,6 +184,7 @@ def _batch_values(chain, per_position, normalize, readouts, images, labels):
                 outputs = read_out(chain, readouts, at, states[place], final)
                 measured[place] = all_of(kind(logits_of(chain.outputs, outputs)[0], read))
     elif readouts is not None:
+        others = [place for place in others if places[place] in readouts.places]
         for place in others:
             states[place] = readouts.read(places[place], states[place])
     if others:

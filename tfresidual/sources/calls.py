@@ -82,10 +82,8 @@ class SharedCall:
     def __call__(self, *states):
         in_graph = tf.inside_function() and all(isinstance(state, tf.Tensor) for state in states)
         shared = None
-        # Where the number of images is known, so are all sizes in the graph, which are counted.
-        if in_graph and states[0].shape[0] is None:
-            specs = [tf.TensorSpec([None, *state.shape[1:]], state.dtype) for state in states]
-            shared = self.shared(specs)
+        if in_graph:
+            shared = self.shared([tf.TensorSpec(state.shape, state.dtype) for state in states])
         if shared is None:
             return METHODS[self._name](self._unit, *states)
         function, values = shared
