@@ -357,7 +357,7 @@ def write_page():
 
     shown, _ = newest(read(RESULTS / "training_step.csv"))
     if shown:
-        chart.draw(shown)
+        chart.draw(shown, [row for row, _ in read(RESULTS / "by_hand.csv")])
     PAGE.write_text(page())
 
 
@@ -379,11 +379,12 @@ def _chart(folder, machines):
     if not added:
         return []
     number = machines.index(added["machine"]) + 1
-    what = "Speed of the training step and of inference beside stock Keras layers and PyTorch"
+    what = "Speed of training step, inference and probes beside stock Keras layers and PyTorch"
     return [
         f"![{what}](../docs/images/benchmarks.png)",
-        f"{what}: `{added['command']}` on machine {number}, {added['date']}. A bar is the median "
-        "over the rounds of the ratio to tfresidual, a line the range of that ratio.",
+        f"{what}: `{added['command']}` on machine {number}, {added['date']}, and the rows of "
+        "by_hand below. A bar is the median over the rounds of the ratio to tfresidual, a line the "
+        "range of that ratio.",
     ]
 
 
