@@ -16,7 +16,6 @@ is not trained again; `--kept` draws the frames that are kept in the repository.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 from pathlib import Path
@@ -26,7 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import pandas as pd
-from drawing import kept_frames, panels, ranged, show, write_frames
+from drawing import kept_frames, panels, parser_of, ranged, show, write_frames
 
 import tfresidual as tfr
 from tfresidual import datasets, probes, routes, surgery, training
@@ -261,14 +260,7 @@ def drawn(frames):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--size", choices=SIZES, default="smoke")
-    parser.add_argument("--data-dir", help="folder of tensorflow-datasets")
-    parser.add_argument("--out", type=Path, default=Path("runs/depth_both_ways"))
-    parser.add_argument("--kept", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, SIZES, "runs/depth_both_ways").parse_args()
     size, out = SIZES[arguments.size], arguments.out / arguments.size
     if arguments.kept:
         frames = kept_frames(KEPT)

@@ -5,6 +5,9 @@ Small panels show means and the range over the seeds.
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 
@@ -162,6 +165,18 @@ def ranged(values, percent=False):
     low, high = form(values.min()), form(values.max())
     mean = form(values.mean())
     return f"{mean}{unit}" if low == high else f"{mean}{unit} ({low} to {high})"
+
+
+def parser_of(description, sizes, out):
+    """Returns the parser of an experiment of some sizes, whose frames the repository keeps."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", choices=sizes, default="smoke")
+    parser.add_argument("--data-dir", help="folder of tensorflow-datasets")
+    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--kept", action="store_true")
+    return parser
 
 
 def kept_frames(folder):

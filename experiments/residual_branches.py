@@ -15,7 +15,6 @@ interrupted training resumes after its last complete epoch. With `--most N`, the
 it has trained N networks; `--kept` draws the frames that are kept in the repository.
 """
 
-import argparse
 import dataclasses
 import os
 from pathlib import Path
@@ -25,7 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import pandas as pd
-from drawing import in_a_row, kept_frames, panels, show, table, write_frames
+from drawing import in_a_row, kept_frames, panels, parser_of, show, table, write_frames
 
 import tfresidual as tfr
 from tfresidual import datasets, networks, probes
@@ -292,14 +291,8 @@ def measured(size, data, out, most=None):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--size", choices=SIZES, default="smoke")
-    parser.add_argument("--data-dir", help="folder of tensorflow-datasets")
-    parser.add_argument("--out", type=Path, default=Path("runs/residual_branches"))
+    parser = parser_of(__doc__, SIZES, "runs/residual_branches")
     parser.add_argument("--most", type=int, help="number of trainings after which to end")
-    parser.add_argument("--kept", action="store_true")
     arguments = parser.parse_args()
     size, out = SIZES[arguments.size], arguments.out / arguments.size
     if arguments.kept:

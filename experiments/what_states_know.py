@@ -14,7 +14,6 @@ shows that it works, with Digitclutter; `small` is a part of CIFAR-10, for two c
 that is measured is not measured again; `--kept` draws the frames that the repository keeps.
 """
 
-import argparse
 import dataclasses
 import os
 from pathlib import Path
@@ -24,7 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import pandas as pd
-from drawing import in_a_row, kept_frames, panels, show, write_frames
+from drawing import in_a_row, kept_frames, panels, parser_of, show, write_frames
 
 import tfresidual as tfr
 from tfresidual import datasets, probes, surgery, training
@@ -181,14 +180,7 @@ def drawn(frames):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--size", choices=SIZES, default="smoke")
-    parser.add_argument("--data-dir", help="folder of tensorflow-datasets")
-    parser.add_argument("--out", type=Path, default=Path("runs/what_states_know"))
-    parser.add_argument("--kept", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, SIZES, "runs/what_states_know").parse_args()
     size, out, parts = SIZES[arguments.size], arguments.out / arguments.size, []
     for network, seed in np.ndindex(2, 0 if arguments.kept else size.seeds):
         name = (RESNET, TRANSFORMER)[network]
