@@ -41,7 +41,7 @@ class Costs:
 
     def __init__(self, model, inputs, batch_sizes):
         self.model, self.inputs = model, inputs
-        self.whole = {size: _Timed(model, _of_size(inputs, size)) for size in batch_sizes}
+        self.whole = {size: _TimedModel(model, _of_size(inputs, size)) for size in batch_sizes}
 
     def of(self, model):
         """Returns `parameters`, `flops` of one image, and `milliseconds_1` and so on.
@@ -51,13 +51,9 @@ class Costs:
         counts. Calls of the whole model are timed in between, since the machine may have something
         else to do.
         """
-        timed = {size: _Timed(model, _of_size(self.inputs, size)) for size in self.whole}
+        timed = {size: _TimedModel(model, _of_size(self.inputs, size)) for size in self.whole}
         for size, one in timed.items():
-            begun, calls = time.perf_counter(), 0
-            while calls < CALLS or time.perf_counter() - begun < SECONDS:
-                one.call()
-                self.whole[size].call()
-                calls += 1
+            _take_turns([one, self.whole[size]])
         return self._counted(model, timed) | _times_of(timed)
 
     def of_whole(self):
@@ -70,7 +66,7 @@ class Costs:
 
     def _counted(self, model, timed):
         # A function that is timed with a batch of 1 need not be traced again.
-        flops = flops_in(timed[1].function.graph) if 1 in timed else flops_of(model, self.inputs)
+        flops = flops_in(timed[1].graph) if 1 in timed else flops_of(model, self.inputs)
         return {"parameters": model.count_params(), "flops": flops}
 
 
@@ -84,20 +80,36 @@ def name_of(size):
 
 
 class _Timed:
-    """A compiled model and the shortest of its calls."""
+    """A function without arguments that returns tensors, and the shortest of its calls."""
 
-    def __init__(self, model, batch):
-        batch = keras.tree.map_structure(tf.constant, batch)
-        self.function, self.flat = _function_of(model, batch), keras.tree.flatten(batch)
-        self.milliseconds = math.inf
+    def __init__(self, function):
+        self.function, self.milliseconds = function, math.inf
         # The first call is slower.
-        self.function(*self.flat)
+        function()
 
     def call(self):
         before = time.perf_counter()
-        for one in tf.nest.flatten(self.function(*self.flat)):
+        for one in tf.nest.flatten(self.function()):
             one.numpy()
         self.milliseconds = min(self.milliseconds, 1000 * (time.perf_counter() - before))
+
+
+class _TimedModel(_Timed):
+    """The compiled function of a model and a batch."""
+
+    def __init__(self, model, batch):
+        batch = keras.tree.map_structure(tf.constant, batch)
+        function, flat = _function_of(model, batch), keras.tree.flatten(batch)
+        self.graph = function.graph
+        super().__init__(lambda: function(*flat))
+
+
+def _take_turns(timed):
+    begun, calls = time.perf_counter(), 0
+    while calls < CALLS or time.perf_counter() - begun < SECONDS:
+        for one in timed:
+            one.call()
+        calls += 1
 
 
 def flops_of(model, inputs):
@@ -111,22 +123,14 @@ def flops_in(graph, outputs=None):
     return math.nan if count is None else 2.0 * count
 
 
-def shortest_of(calls):
+def shortest_of(functions):
     """Returns the milliseconds of the shortest call of each of some functions, in turns.
 
     They take no argument and return tensors. The first call of each is not timed.
     """
-    shortest = [math.inf] * len(calls)
-    begun, rounds = time.perf_counter(), -1
-    while rounds < CALLS or time.perf_counter() - begun < SECONDS:
-        for place, call in enumerate(calls):
-            before = time.perf_counter()
-            for one in tf.nest.flatten(call()):
-                one.numpy()
-            if rounds >= 0:
-                shortest[place] = min(shortest[place], 1000 * (time.perf_counter() - before))
-        rounds += 1
-    return shortest
+    timed = [*map(_Timed, functions)]
+    _take_turns(timed)
+    return [one.milliseconds for one in timed]
 
 
 def _count(graph, values, outputs=None):
