@@ -13,7 +13,6 @@ from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.probes.measure import joined_splits
 from tfresidual.probes.predictions import (
     COUNTED,
-    FIRST,
     LABEL,
     MARGIN,
     check_positions,
@@ -29,6 +28,7 @@ from tfresidual.probes.predictions import (
 )
 from tfresidual.routing.data import splits_of
 from tfresidual.routing.gradients import filled_gradients, is_half, loss_gradients
+from tfresidual.routing.readouts import FIRST
 from tfresidual.routing.runs import WEIGHTS, run_over
 from tfresidual.sources.normalizations import Setting, check_normalizations, frozen_normalizations
 

@@ -24,7 +24,7 @@ from tfresidual.probes.predictions import (
     scored_chain,
 )
 from tfresidual.routing.data import splits_of
-from tfresidual.routing.readouts import check_readouts, places_of
+from tfresidual.routing.readouts import check_readouts, places_of, states_of
 from tfresidual.routing.readouts import read as read_out
 from tfresidual.routing.runs import WEIGHTS, run_over
 from tfresidual.sources.normalizations import (
@@ -148,10 +148,8 @@ def lens(
 def _batch_values(chain, per_position, normalize, readouts, images, labels):
     """Returns all metrics of a batch, each `(images, [positions,] states)`, by name."""
     chain = chain.with_context(images)
-    pairs, last = chain.walk(chain.stem(images))
-    states = []
-    for block, (before, after) in zip(chain.blocks, pairs, strict=True):
-        states += [before, after] if block.index == 0 else [after]
+    at_places, last = states_of(chain, images)
+    places, states = map(list, zip(*at_places.items(), strict=True))
     final = chain.head(last)
     logits, has_several = logits_of(chain.outputs, final)
     check_positions(per_position, logits)
@@ -176,10 +174,10 @@ def _batch_values(chain, per_position, normalize, readouts, images, labels):
         for place, state in enumerate(states)
         if state is not last and state.shape[1:] == last.shape[1:]
     ]
-    measured, places = {}, dict(enumerate(places_of(chain)))
+    measured = {}
     if readouts is not None and readouts.kind == HEAD:
         others = []
-        for place, at in places.items():
+        for place, at in enumerate(places):
             if at in readouts.places:
                 outputs = read_out(chain, readouts, at, states[place], final)
                 measured[place] = all_of(kind(logits_of(chain.outputs, outputs)[0], read))

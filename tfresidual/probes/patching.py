@@ -18,7 +18,6 @@ from tfresidual.machine.compiled import compiled
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.measure import block_places, joined_splits, repeated
 from tfresidual.probes.predictions import (
-    FIRST,
     LABEL,
     MARGIN,
     SOURCE_LABEL,
@@ -54,6 +53,7 @@ from tfresidual.routing.positions import (
     known_positions,
     valid_positions,
 )
+from tfresidual.routing.readouts import FIRST
 from tfresidual.routing.runs import WEIGHTS, begun
 
 if TYPE_CHECKING:

@@ -22,8 +22,6 @@ from tfresidual.routing.scores import LOGITS, OUTPUTS, is_binary, named_outputs
 
 # What a logit can be chosen by, beside the index of a class.
 LABEL, MARGIN, SOURCE_LABEL = "label", "margin", "source label"
-# The block index of the state before the first block of a stage.
-FIRST = -1
 COUNTED = "counted"
 
 

@@ -16,7 +16,7 @@ from tfresidual.probes.pooled import added, pooled_states, saved_states
 from tfresidual.probes.states import States
 from tfresidual.probes.untrained import initial_weights, weights_replaced
 from tfresidual.routing.data import check_data, raw_batches, splits_of
-from tfresidual.routing.positions import VALID_IMAGES, check_any_counts
+from tfresidual.routing.positions import VALID_IMAGES
 from tfresidual.routing.runs import batches_over
 
 if TYPE_CHECKING:
@@ -177,10 +177,9 @@ def _measured(steps, kind):
         steps: for each of one or two networks, an iterator over batches of a list of the states
             after all blocks and of which images count.
     """
-    halves, images, seen, origins = [None, None], 0, 0, None
+    halves, images, origins = [None, None], 0, None
     for sides in zip(*steps, strict=True):
         is_counted = np.logical_and.reduce([valid for _, valid in sides])
-        seen += len(is_counted)
         sides = [[state[is_counted] for state in states] for states, _ in sides]
         if not is_counted.any():
             continue
@@ -194,7 +193,6 @@ def _measured(steps, kind):
                 left, right = ([state[first::2] for state in sides[one]] for one in (0, -1))
                 halves[half] = added(halves[half], _sums(left, right))
         images += int(is_counted.sum())
-    check_any_counts(np.arange(seen) < images)
     if images < FEWEST:
         raise ArgumentError(
             "data", f"hold at least {FEWEST} images that count", received=f"{images}"
