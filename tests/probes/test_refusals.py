@@ -113,6 +113,9 @@ VALUES = {
             "what": ["branch"],
             "target": ["logit", 5, ("label", 5), ("label", "margin"), (1, 1), ("label", 1, 2)],
             "metric": ["loss"],
+            "by": ["attribution"],
+            "checked": [-1, 1.5],
+            "seed": [-1],
             "positions": [0, "all", [-1], []],  # 0 is none of states with four axes
             "source": [
                 lambda: tuple(part[:2] for part in random_batch(net())),

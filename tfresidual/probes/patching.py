@@ -11,7 +11,13 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual.definitions.arguments import ArgumentError, check_choice, check_ints, is_int
+from tfresidual.definitions.arguments import (
+    ArgumentError,
+    check_choice,
+    check_int,
+    check_ints,
+    is_int,
+)
 from tfresidual.definitions.averages import STANDARD_ERRORS, standard_error, weighted_mean
 from tfresidual.definitions.warning import warn
 from tfresidual.machine.compiled import compiled
@@ -45,6 +51,7 @@ from tfresidual.routing.data import (
     splits_of,
 )
 from tfresidual.routing.evaluator import MOST_IMAGES
+from tfresidual.routing.gradients import filled_gradients, is_half, loss_gradients
 from tfresidual.routing.positions import (
     check_any_counts,
     check_positions,
@@ -67,9 +74,12 @@ TARGETS = (LABEL, MARGIN, SOURCE_LABEL)
 EACH = "each"
 # What is put in.
 STATE, ADDITION = "state", "addition"
+# How what it does is computed.
+EXACT, GRADIENT = "exact", "gradient"
 # What a run is measured by, and the columns of the runs if it is the logit.
 LOGIT, PROBABILITY, KL = METRICS = ("logit", "probability", "kl")
 RUNS = ("logit", "source_logit", "patched_logit")
+CHECKED = "exact_logit"
 
 
 def patching(
@@ -85,6 +95,9 @@ def patching(
         "label"
     ),
     metric: Literal["logit", "probability", "kl"] = "logit",
+    by: Literal["exact", "gradient"] = "exact",
+    checked: int = 8,
+    seed: int = 0,
     per_image: bool = False,
     progress: bool = False,
 ) -> Frame:
@@ -113,6 +126,14 @@ def patching(
     `patched_kl`, the divergence of the prediction of the run from that of the run on the source, in
     nats, 0 or more.
 
+    With `by="gradient"`, `difference` is estimated for all places from one forward and one backward
+    pass: the sum over the features of what would change in the state times the gradient, in the run
+    on the data, of what is measured. That is exact in a network that is linear, and close where the
+    change is small. At a few random places, the exact difference stands beside it:
+
+    - `exact_difference`: `difference` as without `by="gradient"`; NaN at places not checked.
+    - `error`: `difference` minus `exact_difference`.
+
     Example:
 
     >>> frame = patching(
@@ -139,6 +160,11 @@ def patching(
             another class; the index of a class; or a pair for the first minus the second, such as
             `("label", "source label")`.
         metric: `"logit"`, `"probability"` or `"kl"`.
+        by: `"exact"`, with a run for every place; or `"gradient"`, an estimate.
+        checked: int, 0 or more, at how many places `by="gradient"` also measures the exact
+            difference. A place is a state, with `positions="each"` at one position, of those that
+            count in the first batch. Each costs up to a run.
+        seed: int, 0 or more, by which these places are drawn.
         per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
 
@@ -149,7 +175,8 @@ def patching(
         blocks that change the shape of the state. If `data` is a dict, `split` is the first column.
         With `positions="each"`, `position` comes after `block`, without positions that are padding
         in the image or its source; otherwise, an image has NaN if all positions put in are, or none
-        counts. With `per_image`, `image` (from 0) follows.
+        counts. With `per_image`, `image` (from 0) follows. With `by="gradient"`, `exact_difference`
+        and `error` are the last columns.
 
     Raises:
         ValueError: if an argument cannot be used, the outputs of the network are not classes, its
@@ -160,10 +187,15 @@ def patching(
         Vig et al. 2020, https://arxiv.org/abs/2004.12265; Meng et al. 2022,
         https://arxiv.org/abs/2202.05262, section 2; Wang et al. 2022,
         https://arxiv.org/abs/2211.00593; Zhang and Nanda 2023, https://arxiv.org/abs/2309.16042.
+        For the estimate: Syed et al. 2023, https://arxiv.org/abs/2310.10348, eq. 1; Kramar et al.
+        2024, https://arxiv.org/abs/2403.00745, section 2.3, and section 3 on where it is wrong.
     """
     check_choice("what", what, (STATE, ADDITION))
     target = checked_target(target, TARGETS)
     check_choice("metric", metric, METRICS)
+    check_choice("by", by, (EXACT, GRADIENT))
+    check_int("checked", checked, 0)
+    check_int("seed", seed, 0)
     if metric == KL and target != LABEL:
         raise ArgumentError(
             "target",
@@ -182,10 +214,11 @@ def patching(
         )
     frames = {}
     for split, part in parts.items():
-        values = _values_of(
-            chain, part, others.get(split), what, positions, (target, metric), progress
+        draw = (checked, np.random.default_rng(seed)) if by == GRADIENT else None
+        values, places = _values_of(
+            chain, part, others.get(split), what, positions, (target, metric), draw, progress
         )
-        frame = _frame(chain, values, what, positions == EACH, per_image)
+        frame = _frame(chain, values, what, positions == EACH, per_image, places)
         frames[split] = frame.rename(columns={run: run.replace(LOGIT, metric) for run in RUNS})
     found = joined_splits(frames)
     if what == STATE and positions is None:
@@ -193,10 +226,15 @@ def patching(
     return found
 
 
-def _values_of(chain, data, source, what, positions, measured, progress):
-    """Returns values and masks of all images by name, `(images, [positions,] states)`."""
-    at_once = max(1, MOST_IMAGES // (len(chain.blocks) + 2))
-    check, functions, parts = label_check(chain, measured[0]), {}, []
+def _values_of(chain, data, source, what, positions, measured, draw, progress):
+    """Returns values and masks of all images by name, `(images, [positions,] states)`.
+
+    And the places that are measured exactly beside an estimate, of which `draw` is the number and
+    a generator; `None` without an estimate.
+    """
+    runs = max(len(chain.blocks), draw[0] if draw else 0)
+    at_once = max(1, MOST_IMAGES // (runs + 2))
+    check, functions, parts, places = label_check(chain, measured[0]), {}, [], None
     chosen = tf.constant((), tf.int32) if positions in (None, EACH) else tf.constant(positions)
     with progress_bar("patching" if progress else None, None) as advance:
         for batch in _pairs(chain, data, source, at_once):
@@ -206,7 +244,9 @@ def _values_of(chain, data, source, what, positions, measured, progress):
             if key not in functions:
                 if positions is not None:
                     _check_positions(chain, sliced(images, slice(1)), positions)
-                functions[key] = _compiled(chain, what, positions, measured, batch)
+                if draw is not None and places is None:
+                    places = _drawn(chain, what, positions, *draw, images, source_images)
+                functions[key] = _compiled(chain, what, positions, measured, places, batch)
             check(images, labels)
             check(source_images, source_labels)
             values = {name: value.numpy() for name, value in functions[key](*batch, chosen).items()}
@@ -214,7 +254,28 @@ def _values_of(chain, data, source, what, positions, measured, progress):
                 raise _other_padding(chain)
             parts.append(values | {WEIGHTS: weights.numpy()})
             advance(1)
-    return {name: concatenated([part[name] for part in parts]) for name in parts[0]}
+    return {name: concatenated([part[name] for part in parts]) for name in parts[0]}, places
+
+
+def _drawn(chain, what, positions, count, rng, images, source_images):
+    """Returns random places of a batch, each a state and a position or `None`, in their order."""
+    states, among = np.flatnonzero(_are_defined(chain, what)), [None]
+    if positions == EACH:
+        own, other = (
+            valid_positions(chain.with_context(inputs), chain.stem(inputs)).numpy()
+            for inputs in (images, source_images)
+        )
+        among = np.flatnonzero((own & other).any(axis=0))
+    places = [*itertools.product(states, among)]
+    chosen = rng.choice(len(places), min(count, len(places)), replace=False)
+    return tuple(places[index] for index in sorted(chosen))
+
+
+def _are_defined(chain, what):
+    """Returns a bool for every state, whether it can be patched."""
+    if what == STATE:
+        return [True] * (1 + len(chain.blocks))
+    return [block.keeps_shape for block in chain.blocks]
 
 
 def _pairs(chain, data, source, at_once):
@@ -331,18 +392,18 @@ def _other_padding(chain):
     )
 
 
-def _compiled(chain, what, positions, measured, batch):
+def _compiled(chain, what, positions, measured, places, batch):
     signature = [*map(spec_of, batch), tf.TensorSpec([None], tf.int32)]
     kind = positions if positions in (None, EACH) else "some"
-    key = ("patching", chain.outputs, what, kind, *measured, *key_of(signature))
+    key = ("patching", chain.outputs, what, kind, *measured, places, *key_of(signature))
     if key not in chain.compiled:
-        function = functools.partial(_batch_values, chain, what, kind, measured)
+        function = functools.partial(_batch_values, chain, what, kind, measured, places)
         chain.compiled[key] = compiled(function, signature)
     return chain.compiled[key]
 
 
 def _batch_values(
-    chain, what, kind, measured, images, labels, source_images, source_labels, positions
+    chain, what, kind, measured, places, images, labels, source_images, source_labels, positions
 ):
     """Returns the logits of all runs of a batch by name, see `RUNS`, and masks."""
     target, metric = measured
@@ -368,10 +429,9 @@ def _batch_values(
     def logit_at(state):
         return logit_of(logits_of(chain.outputs, chain.head(state))[0])
 
-    def patched(mask):
-        """Returns the logits of the run as it is and of those patched, `(1 + states, images)`."""
-        patch = functools.partial(_patched, what, mask)
-        lasts = _run(chain, images, first if what == STATE else None, pairs, patch)
+    def patched(masks):
+        """Returns the logits of the run as it is and of those patched, `(1 + runs, images)`."""
+        lasts = _run(chain, images, what, masks, first, pairs)
         spec = tf.TensorSpec(None, logits.dtype)
         return tf.map_fn(logit_at, lasts, parallel_iterations=1, fn_output_signature=spec)
 
@@ -379,10 +439,11 @@ def _batch_values(
     values = {"source_logit": logit_of(logits), "counted": is_there}
     values["can_replace"] = tf.ones_like(is_there)
     in_source, in_data = (known_positions(given) for given in (source, chain))
+    mask = in_source
     if kind is None and in_source is None:
-        found, valid = patched(None), tf.ones_like(is_there)[:, None]
+        valid = tf.ones_like(is_there)[:, None]
     elif kind is None:
-        found, valid = patched(in_source), tf.reduce_any(in_source & in_data, 1, keepdims=True)
+        valid = tf.reduce_any(in_source & in_data, 1, keepdims=True)
         states = [first, *(after for _, after in pairs)]
         if not all(len(state.shape) == 2 or has_them(state, in_source) for state in states):
             is_same = tf.reduce_all(in_source == in_data, axis=1)
@@ -390,21 +451,63 @@ def _batch_values(
     else:
         in_source = valid_positions(source, first)
         valid = in_source & valid_positions(chain, first)
-    if kind == EACH:
+        every, mask = tf.range(tf.shape(first)[1]), None
+    if kind not in (None, EACH):
+        is_chosen = tf.reduce_any(every[:, None] == positions, axis=1)
+        mask = is_chosen & in_source
+        valid = tf.reduce_any(is_chosen & valid, axis=1, keepdims=True)
+    count = len(_are_defined(chain, what))
+    if places is not None:
+        logit, estimates = _estimated(chain, images, what, kind, mask, first, pairs, logit_at)
+        values["patched_logit"] = estimates
+        masks = [
+            [
+                mask if kind != EACH else (every == place)[None]
+                for index, place in places
+                if index == state
+            ]
+            for state in range(count)
+        ]
+        if places:
+            values[CHECKED] = tf.transpose(patched(masks)[1:])
+    elif kind == EACH:
         found = tf.map_fn(
-            lambda mask: patched(mask[None]),
+            lambda mask: patched([[mask[None]]] * count),
             tf.eye(tf.shape(first)[1], dtype=tf.bool),
             parallel_iterations=1,
             fn_output_signature=tf.TensorSpec(None, logits.dtype),
         )
-        found, values["patched_logit"] = found[0], tf.transpose(found[:, 1:], (2, 0, 1))
-    elif kind is not None:
-        is_chosen = tf.reduce_any(tf.range(tf.shape(first)[1])[:, None] == positions, axis=1)
-        found = patched(is_chosen & in_source)
-        valid = tf.reduce_any(is_chosen & valid, axis=1, keepdims=True)
-    if kind != EACH:
-        values["patched_logit"] = tf.transpose(found[1:])
-    return values | {"logit": found[0], "valid": valid}
+        logit, values["patched_logit"] = found[0, 0], tf.transpose(found[:, 1:], (2, 0, 1))
+    else:
+        found = patched([[mask]] * count)
+        logit, values["patched_logit"] = found[0], tf.transpose(found[1:])
+    return values | {"logit": logit, "valid": valid}
+
+
+def _estimated(chain, images, what, kind, mask, first, others, logit_at):
+    """Returns the logits of the run as it is, and those that its gradient predicts if patched."""
+    start = chain.stem(images)
+    with tf.GradientTape(persistent=is_half(start), watch_accessed_variables=False) as tape:
+        tape.watch(start)
+        pairs, last = chain.walk(start)
+        logit = logit_at(last)
+    pairs, others = ([(None, one), *rest] for one, rest in ((start, pairs), (first, others)))
+    if what == ADDITION:
+        pairs, others = pairs[1:], others[1:]
+    states = [after for _, after in pairs]
+    gradients = filled_gradients(chain, states, loss_gradients(tape, logit, states))
+    found = []
+    for pair, other, gradient, is_defined in zip(
+        pairs, others, gradients, _are_defined(chain, what), strict=True
+    ):
+        new = _patched(what, mask, *pair, other) if is_defined else pair[1]
+        products = tf.cast(new - pair[1], tf.float64) * tf.cast(gradient, tf.float64)
+        axes = range(2 if kind == EACH else 1, len(products.shape))
+        found.append(tf.reduce_sum(products, axis=axes))
+    # In float64, so that what is added to a logit is not rounded to it.
+    whole = tf.cast(logit, tf.float64)
+    found = tf.stack(found, axis=-1)
+    return logit, tf.reshape(whole, [-1, *[1] * (len(found.shape) - 1)]) + found
 
 
 def _patched(what, mask, before, after, others):
@@ -418,13 +521,17 @@ def _patched(what, mask, before, after, others):
     return tf.where(mask[(..., *[tf.newaxis] * (len(after.shape) - 2))], other, after)
 
 
-def _run(chain, images, first, pairs, patch):
-    """Returns the last states of the run as it is and of those patched, a leading axis of runs."""
+def _run(chain, images, what, masks, first, pairs):
+    """Returns the last states of the run as it is and of those patched, a leading axis of runs.
+
+    `masks` holds for every state the masks of the runs that are patched there.
+    """
     # The runs one after the other: the one as it is, and those patched so far.
-    runs, count, pairs = chain.stem(images), 1, iter(pairs)
+    runs, count, pairs, masks = chain.stem(images), 1, iter(pairs), iter(masks)
     size = tf.shape(runs)[0]
-    if first is not None:
-        runs, count = tf.concat([runs, patch(None, runs, (None, first))], axis=0), 2
+    if what == STATE:
+        new = [_patched(what, mask, None, runs, (None, first)) for mask in next(masks)]
+        runs, count = tf.concat([runs, *new], axis=0), 1 + len(new)
     for place, stage in enumerate(chain.stages):
         if stage.transition is not None:
             runs = chain.repeat(count).stages[place].transition(runs)
@@ -432,34 +539,42 @@ def _run(chain, images, first, pairs, patch):
         for index in range(len(stage.blocks)):
             block = chain.repeat(count).stages[place].blocks[index]
             before, runs, pair = runs[:size], block(runs, anchor), next(pairs)
+            after = runs[:size]
             # What is not defined leaves the run as it is.
-            is_defined = first is not None or block.keeps_shape
-            new = patch(before, runs[:size], pair) if is_defined else runs[:size]
-            runs = tf.concat([runs, new], axis=0)
-            anchor = tf.concat([anchor, anchor[:size]], axis=0) if block.keeps_shape else runs
-            count += 1
+            is_defined = what == STATE or block.keeps_shape
+            new = [
+                _patched(what, mask, before, after, pair) if is_defined else after
+                for mask in next(masks)
+            ]
+            runs = tf.concat([runs, *new], axis=0)
+            own = [anchor[:size]] * len(new)
+            anchor = tf.concat([anchor, *own], axis=0) if block.keeps_shape else runs
+            count += len(new)
     return tf.reshape(runs, tf.concat([[count, size], tf.shape(runs)[1:]], axis=0))
 
 
-def _frame(chain, values, what, is_each, per_image):
+def _frame(chain, values, what, is_each, per_image, checked):
     """Returns the frame of one split."""
     places = block_places(chain)
-    is_defined = [what == STATE or block.keeps_shape for block in chain.blocks]
     if what == STATE:
         first = pd.DataFrame({"stage": places["stage"][:1], "block": FIRST})
-        places, is_defined = pd.concat([first, places], ignore_index=True), [True, *is_defined]
+        places = pd.concat([first, places], ignore_index=True)
     valid, patched = values["valid"], values["patched_logit"].astype(float)
-    patched[..., ~np.array(is_defined)] = np.nan
+    patched[..., ~np.array(_are_defined(chain, what))] = np.nan
     # (images, states, positions)
     patched = patched.transpose(0, 2, 1) if is_each else patched[..., None]
-    patched[~np.broadcast_to(valid[:, None], patched.shape)] = np.nan
     is_there = values["counted"]
     weights = values[WEIGHTS][:, None] * (valid & is_there[:, None])
     check_any_counts(weights)
-    patched[~is_there] = np.nan
     logits = [np.where(is_there, values[name], np.nan)[:, None, None] for name in RUNS[:2]]
     logits = [np.broadcast_to(logit, patched.shape) for logit in logits]
     runs = dict(zip(RUNS, [*(logit.astype(float) for logit in logits), patched], strict=True))
+    if checked is not None:
+        runs[CHECKED] = np.full_like(patched, np.nan)
+        for index, (state, position) in enumerate(checked):
+            runs[CHECKED][:, state, position or 0] = values[CHECKED][:, index]
+    for name in (*RUNS[2:], *runs.keys() - RUNS):
+        runs[name][~np.broadcast_to((valid & is_there[:, None])[:, None], patched.shape)] = np.nan
     if not per_image:
         _warn_of_noise(logits[1][:, 0, 0] - logits[0][:, 0, 0], values[WEIGHTS] * is_there)
     if per_image:
@@ -480,6 +595,9 @@ def _frame(chain, values, what, is_each, per_image):
     frame["difference"] = frame["patched_logit"] - frame["logit"]
     whole = frame["source_logit"] - frame["logit"]
     frame["effect"] = frame["difference"] / whole.where(whole != 0)
+    if checked is not None:
+        frame["exact_difference"] = frame.pop(CHECKED) - frame["logit"]
+        frame["error"] = frame["difference"] - frame["exact_difference"]
     return frame
 
 
