@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ from tfresidual.definitions.averages import STANDARD_ERRORS, standard_error, wei
 from tfresidual.definitions.warning import warn
 from tfresidual.machine.compiled import compiled
 from tfresidual.machine.console import progress_bar
-from tfresidual.probes.measure import block_places, joined_splits, repeated
+from tfresidual.probes.measure import joined_splits, repeated
 from tfresidual.probes.predictions import (
     LABEL,
     MARGIN,
@@ -52,6 +52,7 @@ from tfresidual.routing.data import (
 )
 from tfresidual.routing.evaluator import MOST_IMAGES
 from tfresidual.routing.gradients import filled_gradients, is_half, loss_gradients
+from tfresidual.routing.heads import heads_by_block, without_heads
 from tfresidual.routing.positions import (
     check_any_counts,
     check_positions,
@@ -80,6 +81,8 @@ EXACT, GRADIENT = "exact", "gradient"
 LOGIT, PROBABILITY, KL = METRICS = ("logit", "probability", "kl")
 RUNS = ("logit", "source_logit", "patched_logit")
 CHECKED = "exact_logit"
+# The largest deviation of the sum of heads, as a share of their sizes: rounding in half precision.
+ALLOWED = 0.02
 
 
 def patching(
@@ -89,6 +92,7 @@ def patching(
     *,
     what: Literal["state", "addition"] = "state",
     positions: int | Sequence[int] | Array | Literal["each"] | None = None,
+    heads: Literal["each"] | None = None,
     target: int
     | Literal["label", "margin", "source label"]
     | tuple[int | Literal["label", "source label"], int | Literal["label", "source label"]] = (
@@ -126,6 +130,11 @@ def patching(
     `patched_kl`, the divergence of the prediction of the run from that of the run on the source, in
     nats, 0 or more.
 
+    With `heads="each"`, it is one head of an attention layer of a block whose part in the branch is
+    that of the source. The part of a head is its output times its rows of the kernel of the output
+    projection; the branch is the sum of these parts and what does not depend on a head, such as the
+    bias. What follows the addition in a block is computed anew.
+
     With `by="gradient"`, `difference` is estimated for all places from one forward and one backward
     pass: the sum over the features of what would change in the state times the gradient, in the run
     on the data, of what is measured. That is exact in a network that is linear, and close where the
@@ -155,6 +164,9 @@ def patching(
         positions: which positions of the states `(images, positions, features)` are put in: `None`
             for the whole state, whatever its shape; the index of one; the indices of several, which
             are put in together; or `"each"`, for one after the other.
+        heads: `"each"`, with `what="addition"`, for the heads of `keras.layers.MultiHeadAttention`,
+            `GroupQueryAttention` and what is derived from them, such as the attention of
+            keras-hub's GPT-2 and BERT, one after the other. Only in chains of Keras models.
         target: which logit: `"label"`, that of the label of the data; `"source label"`, that of the
             label of the source; `"margin"`, the lowest logit of a label minus the highest of
             another class; the index of a class; or a pair for the first minus the second, such as
@@ -162,8 +174,8 @@ def patching(
         metric: `"logit"`, `"probability"` or `"kl"`.
         by: `"exact"`, with a run for every place; or `"gradient"`, an estimate.
         checked: int, 0 or more, at how many places `by="gradient"` also measures the exact
-            difference. A place is a state, with `positions="each"` at one position, of those that
-            count in the first batch. Each costs up to a run.
+            difference. A place is a state or a head, with `positions="each"` at one position, of
+            those that count in the first batch. Each costs up to a run.
         seed: int, 0 or more, by which these places are drawn.
         per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
@@ -173,24 +185,29 @@ def patching(
         state before the first block), `logit`, `source_logit`, `patched_logit`, `difference` and
         `effect`. With `what="addition"`, there is no block -1, and the last three are NaN for
         blocks that change the shape of the state. If `data` is a dict, `split` is the first column.
-        With `positions="each"`, `position` comes after `block`, without positions that are padding
-        in the image or its source; otherwise, an image has NaN if all positions put in are, or none
-        counts. With `per_image`, `image` (from 0) follows. With `by="gradient"`, `exact_difference`
-        and `error` are the last columns.
+        With `heads="each"`, there are the blocks with heads alone, and `head` (from 0) comes after
+        `block`; a block with several attention layers counts their heads on. With
+        `positions="each"`, `position` comes next, without positions that are padding in the image
+        or its source; otherwise, an image has NaN if all positions put in are, or none counts. With
+        `per_image`, `image` (from 0) follows. With `by="gradient"`, `exact_difference` and `error`
+        are the last columns.
 
     Raises:
-        ValueError: if an argument cannot be used, the outputs of the network are not classes, its
-            states have no such positions, or, with `positions=None`, an image and its source have
-            different padding and some of the states other positions than the padding.
+        ValueError: if an argument cannot be used, the outputs of the network are not classes, no
+            block has heads, a branch is not the sum of their parts (to 2 %), its states have no
+            such positions, or, with `positions=None`, an image and its source have different
+            padding and some of the states other positions than the padding.
 
     Reference:
         Vig et al. 2020, https://arxiv.org/abs/2004.12265; Meng et al. 2022,
         https://arxiv.org/abs/2202.05262, section 2; Wang et al. 2022,
         https://arxiv.org/abs/2211.00593; Zhang and Nanda 2023, https://arxiv.org/abs/2309.16042.
-        For the estimate: Syed et al. 2023, https://arxiv.org/abs/2310.10348, eq. 1; Kramar et al.
-        2024, https://arxiv.org/abs/2403.00745, section 2.3, and section 3 on where it is wrong.
+        For the estimate: Syed et al. 2023, https://arxiv.org/abs/2310.10348; Kramar et al. 2024,
+        https://arxiv.org/abs/2403.00745, also on where it is wrong.
     """
     check_choice("what", what, (STATE, ADDITION))
+    if heads not in (None, EACH) or (heads and what != ADDITION):
+        raise ArgumentError("heads", f"be None or, with what={ADDITION!r}, {EACH!r}", heads)
     target = checked_target(target, TARGETS)
     check_choice("metric", metric, METRICS)
     check_choice("by", by, (EXACT, GRADIENT))
@@ -205,6 +222,7 @@ def patching(
     if positions is not None and not (isinstance(positions, str) and positions == EACH):
         positions = _checked_positions(positions)
     chain = scored_chain(chain)
+    places, settings = _places(chain, what, heads), (what, positions, target, metric)
     parts, others = splits_of(data), splits_of(source)
     if source is not None and set(parts) != set(others):
         raise ArgumentError(
@@ -214,11 +232,11 @@ def patching(
         )
     frames = {}
     for split, part in parts.items():
-        draw = (checked, np.random.default_rng(seed)) if by == GRADIENT else None
-        values, places = _values_of(
-            chain, part, others.get(split), what, positions, (target, metric), draw, progress
+        drawing = (checked, np.random.default_rng(seed)) if by == GRADIENT else None
+        values, drawn = _values_of(
+            chain, part, others.get(split), places, settings, drawing, progress
         )
-        frame = _frame(chain, values, what, positions == EACH, per_image, places)
+        frame = _frame(places, values, positions == EACH, per_image, drawn)
         frames[split] = frame.rename(columns={run: run.replace(LOGIT, metric) for run in RUNS})
     found = joined_splits(frames)
     if what == STATE and positions is None:
@@ -226,15 +244,44 @@ def patching(
     return found
 
 
-def _values_of(chain, data, source, what, positions, measured, draw, progress):
-    """Returns values and masks of all images by name, `(images, [positions,] states)`.
+class _Place(NamedTuple):
+    """What is put in at once: after the block `state` - 1, what it adds or what its head does."""
 
-    And the places that are measured exactly beside an estimate, of which `draw` is the number and
-    a generator; `None` without an estimate.
+    stage: int
+    block: int
+    head: int | None
+    state: int
+    is_defined: bool
+
+
+def _places(chain, what, heads):
+    """Returns all places of a chain, in their order."""
+    blocks, of_blocks = enumerate(chain.blocks, start=1), {}
+    if heads == EACH:
+        of_blocks = heads_by_block(chain)
+        return [
+            _Place(block.stage, block.index, head, state, block.keeps_shape)
+            for state, block in blocks
+            for head, _ in enumerate(of_blocks.get((block.stage, block.index), ()))
+        ]
+    is_state = what == STATE
+    first = [_Place(chain.blocks[0].stage, FIRST, None, 0, True)] if is_state else []
+    return first + [
+        _Place(block.stage, block.index, None, state, is_state or block.keeps_shape)
+        for state, block in blocks
+    ]
+
+
+def _values_of(chain, data, source, places, settings, drawing, progress):
+    """Returns values and masks of all images by name, `(images, [positions,] places)`.
+
+    And the places of values that are measured exactly beside an estimate, of which `drawing` is the
+    number and a generator; `None` without an estimate.
     """
-    runs = max(len(chain.blocks), draw[0] if draw else 0)
+    _, positions, target, _ = settings
+    runs = max(len(places), drawing[0] if drawing else 0)
     at_once = max(1, MOST_IMAGES // (runs + 2))
-    check, functions, parts, places = label_check(chain, measured[0]), {}, [], None
+    check, functions, parts, checked = label_check(chain, target), {}, [], None
     chosen = tf.constant((), tf.int32) if positions in (None, EACH) else tf.constant(positions)
     with progress_bar("patching" if progress else None, None) as advance:
         for batch in _pairs(chain, data, source, at_once):
@@ -244,38 +291,34 @@ def _values_of(chain, data, source, what, positions, measured, draw, progress):
             if key not in functions:
                 if positions is not None:
                     _check_positions(chain, sliced(images, slice(1)), positions)
-                if draw is not None and places is None:
-                    places = _drawn(chain, what, positions, *draw, images, source_images)
-                functions[key] = _compiled(chain, what, positions, measured, places, batch)
+                if drawing is not None and checked is None:
+                    checked = _drawn(chain, places, positions, *drawing, images, source_images)
+                functions[key] = _compiled(chain, places, settings, checked, batch)
             check(images, labels)
             check(source_images, source_labels)
             values = {name: value.numpy() for name, value in functions[key](*batch, chosen).items()}
             if not values.pop("can_replace").all():
                 raise _other_padding(chain)
+            if values.pop("deviation", np.zeros(1)).max() > ALLOWED:
+                raise _not_a_sum(chain)
             parts.append(values | {WEIGHTS: weights.numpy()})
             advance(1)
-    return {name: concatenated([part[name] for part in parts]) for name in parts[0]}, places
+    return {name: concatenated([part[name] for part in parts]) for name in parts[0]}, checked
 
 
-def _drawn(chain, what, positions, count, rng, images, source_images):
-    """Returns random places of a batch, each a state and a position or `None`, in their order."""
-    states, among = np.flatnonzero(_are_defined(chain, what)), [None]
+def _drawn(chain, places, positions, count, rng, images, source_images):
+    """Returns random pairs of the index of a place and a position, or `None`, in their order."""
+    among = [None]
     if positions == EACH:
         own, other = (
             valid_positions(chain.with_context(inputs), chain.stem(inputs)).numpy()
             for inputs in (images, source_images)
         )
-        among = np.flatnonzero((own & other).any(axis=0))
-    places = [*itertools.product(states, among)]
-    chosen = rng.choice(len(places), min(count, len(places)), replace=False)
-    return tuple(places[index] for index in sorted(chosen))
-
-
-def _are_defined(chain, what):
-    """Returns a bool for every state, whether it can be patched."""
-    if what == STATE:
-        return [True] * (1 + len(chain.blocks))
-    return [block.keeps_shape for block in chain.blocks]
+        among = np.flatnonzero((own & other).any(axis=0)).tolist()
+    indices = [index for index, place in enumerate(places) if place.is_defined]
+    every = [*itertools.product(indices, among)]
+    chosen = rng.choice(len(every), min(count, len(every)), replace=False)
+    return tuple(every[index] for index in sorted(chosen))
 
 
 def _pairs(chain, data, source, at_once):
@@ -392,24 +435,45 @@ def _other_padding(chain):
     )
 
 
-def _compiled(chain, what, positions, measured, places, batch):
+def _not_a_sum(chain):
+    return ArgumentError(
+        "heads",
+        "be None for a network with blocks that do not add up what their heads return",
+        received=f"heads={EACH!r} for {chain.name}",
+    )
+
+
+def _compiled(chain, places, settings, checked, batch):
+    what, positions, *measured = settings
     signature = [*map(spec_of, batch), tf.TensorSpec([None], tf.int32)]
     kind = positions if positions in (None, EACH) else "some"
-    key = ("patching", chain.outputs, what, kind, *measured, places, *key_of(signature))
+    key = ("patching", chain.outputs, what, kind, *measured, *places, checked, *key_of(signature))
     if key not in chain.compiled:
-        function = functools.partial(_batch_values, chain, what, kind, measured, places)
+        function = functools.partial(_batch_values, chain, places, what, kind, measured, checked)
         chain.compiled[key] = compiled(function, signature)
     return chain.compiled[key]
 
 
 def _batch_values(
-    chain, what, kind, measured, places, images, labels, source_images, source_labels, positions
+    chain,
+    places,
+    what,
+    kind,
+    measured,
+    checked,
+    images,
+    labels,
+    source_images,
+    source_labels,
+    positions,
 ):
     """Returns the logits of all runs of a batch by name, see `RUNS`, and masks."""
     target, metric = measured
+    heads = heads_by_block(chain) if places[0].head is not None else {}
     source, chain = chain.with_context(source_images), chain.with_context(images)
     first = source.stem(source_images)
-    pairs, last = source.walk(first)
+    others, last = source.walk(first)
+    others = [(None, first), *others]
     outputs = source.head(last)
     logits, has_several = logits_of(chain.outputs, outputs)
     read, of_source = (
@@ -429,140 +493,185 @@ def _batch_values(
     def logit_at(state):
         return logit_of(logits_of(chain.outputs, chain.head(state))[0])
 
-    def patched(masks):
-        """Returns the logits of the run as it is and of those patched, `(1 + runs, images)`."""
-        lasts = _run(chain, images, what, masks, first, pairs)
-        spec = tf.TensorSpec(None, logits.dtype)
-        return tf.map_fn(logit_at, lasts, parallel_iterations=1, fn_output_signature=spec)
+    start = chain.stem(images)
+    with tf.GradientTape(persistent=is_half(start), watch_accessed_variables=False) as tape:
+        if checked is not None:
+            tape.watch(start)
+        own, last = chain.walk(start)
+        logit = logit_at(last)
+    own = [(None, start), *own]
+    values = {"logit": logit, "source_logit": logit_of(logits)}
+    defined = [place for place in places if place.is_defined]
+    if heads:
+        new, values["deviation"] = _with_heads(chain, source, defined, heads, own, others)
+    else:
+        new = [_put_in(what, own[place.state], others[place.state]) for place in defined]
 
-    is_there = tf.reduce_any(tf.reshape(is_counted, (tf.shape(first)[0], -1)), axis=1)
-    values = {"source_logit": logit_of(logits), "counted": is_there}
-    values["can_replace"] = tf.ones_like(is_there)
+    def patched(chosen):
+        """Returns the logits of runs patched by places with masks, `(runs, images)`."""
+        starts = [[] for _ in own]
+        for index, mask in chosen:
+            state = defined[index].state
+            starts[state].append(_masked(mask, new[index], own[state][1]))
+        spec = tf.TensorSpec(None, logits.dtype)
+        return tf.map_fn(
+            logit_at, _run(chain, own, starts), parallel_iterations=1, fn_output_signature=spec
+        )
+
+    values["counted"] = tf.reduce_any(tf.reshape(is_counted, (tf.shape(first)[0], -1)), axis=1)
+    values["can_replace"] = tf.ones_like(values["counted"])
     in_source, in_data = (known_positions(given) for given in (source, chain))
     mask = in_source
     if kind is None and in_source is None:
-        valid = tf.ones_like(is_there)[:, None]
+        values["valid"] = values["can_replace"][:, None]
     elif kind is None:
-        valid = tf.reduce_any(in_source & in_data, 1, keepdims=True)
-        states = [first, *(after for _, after in pairs)]
-        if not all(len(state.shape) == 2 or has_them(state, in_source) for state in states):
+        values["valid"] = tf.reduce_any(in_source & in_data, 1, keepdims=True)
+        if not all(len(one.shape) == 2 or has_them(one, in_source) for _, one in others):
             is_same = tf.reduce_all(in_source == in_data, axis=1)
-            values["can_replace"] = is_same | ~is_there
+            values["can_replace"] = is_same | ~values["counted"]
     else:
         in_source = valid_positions(source, first)
-        valid = in_source & valid_positions(chain, first)
+        values["valid"] = in_source & valid_positions(chain, first)
         every, mask = tf.range(tf.shape(first)[1]), None
     if kind not in (None, EACH):
         is_chosen = tf.reduce_any(every[:, None] == positions, axis=1)
         mask = is_chosen & in_source
-        valid = tf.reduce_any(is_chosen & valid, axis=1, keepdims=True)
-    count = len(_are_defined(chain, what))
-    if places is not None:
-        logit, estimates = _estimated(chain, images, what, kind, mask, first, pairs, logit_at)
-        values["patched_logit"] = estimates
-        masks = [
-            [
-                mask if kind != EACH else (every == place)[None]
-                for index, place in places
-                if index == state
-            ]
-            for state in range(count)
+        values["valid"] = tf.reduce_any(is_chosen & values["valid"], axis=1, keepdims=True)
+    indices = range(len(defined))
+    if checked is not None:
+        states = [after for _, after in own]
+        gradients = filled_gradients(chain, states, loss_gradients(tape, logit, states))
+        pairs = [(states[place.state], gradients[place.state]) for place in defined]
+        changes = [
+            _predicted(_masked(mask, one, state) - state, gradient, 2 if kind == EACH else 1)
+            for one, (state, gradient) in zip(new, pairs, strict=True)
         ]
-        if places:
-            values[CHECKED] = tf.transpose(patched(masks)[1:])
+        changes = tf.stack(changes, axis=-1)
+        # In float64, so that what is added to a logit is not rounded to it.
+        whole = tf.cast(logit, tf.float64)
+        values["patched_logit"] = changes + tf.reshape(whole, [-1, *[1] * (len(changes.shape) - 1)])
+        chosen = [
+            (defined.index(places[index]), mask if position is None else (every == position)[None])
+            for index, position in checked
+        ]
+        if chosen:
+            values[CHECKED] = tf.transpose(patched(chosen))
     elif kind == EACH:
         found = tf.map_fn(
-            lambda mask: patched([[mask[None]]] * count),
+            lambda mask: patched([(index, mask[None]) for index in indices]),
             tf.eye(tf.shape(first)[1], dtype=tf.bool),
             parallel_iterations=1,
             fn_output_signature=tf.TensorSpec(None, logits.dtype),
         )
-        logit, values["patched_logit"] = found[0, 0], tf.transpose(found[:, 1:], (2, 0, 1))
+        values["patched_logit"] = tf.transpose(found, (2, 0, 1))
     else:
-        found = patched([[mask]] * count)
-        logit, values["patched_logit"] = found[0], tf.transpose(found[1:])
-    return values | {"logit": logit, "valid": valid}
+        values["patched_logit"] = tf.transpose(patched([(index, mask) for index in indices]))
+    return values
 
 
-def _estimated(chain, images, what, kind, mask, first, others, logit_at):
-    """Returns the logits of the run as it is, and those that its gradient predicts if patched."""
-    start = chain.stem(images)
-    with tf.GradientTape(persistent=is_half(start), watch_accessed_variables=False) as tape:
-        tape.watch(start)
-        pairs, last = chain.walk(start)
-        logit = logit_at(last)
-    pairs, others = ([(None, one), *rest] for one, rest in ((start, pairs), (first, others)))
-    if what == ADDITION:
-        pairs, others = pairs[1:], others[1:]
-    states = [after for _, after in pairs]
-    gradients = filled_gradients(chain, states, loss_gradients(tape, logit, states))
-    found = []
-    for pair, other, gradient, is_defined in zip(
-        pairs, others, gradients, _are_defined(chain, what), strict=True
-    ):
-        new = _patched(what, mask, *pair, other) if is_defined else pair[1]
-        products = tf.cast(new - pair[1], tf.float64) * tf.cast(gradient, tf.float64)
-        axes = range(2 if kind == EACH else 1, len(products.shape))
-        found.append(tf.reduce_sum(products, axis=axes))
-    # In float64, so that what is added to a logit is not rounded to it.
-    whole = tf.cast(logit, tf.float64)
-    found = tf.stack(found, axis=-1)
-    return logit, tf.reshape(whole, [-1, *[1] * (len(found.shape) - 1)]) + found
+def _predicted(change, gradient, axis):
+    """Returns what a gradient predicts of a change, the sum of their products from an axis on."""
+    products = tf.cast(change, tf.float64) * tf.cast(gradient, tf.float64)
+    return tf.reduce_sum(products, axis=range(axis, len(products.shape)))
 
 
-def _patched(what, mask, before, after, others):
-    """Returns the state after a block, with that of the source in it where the mask says so."""
-    other_before, other = others
+def _put_in(what, own, other):
+    """Returns the state that is put in for a pair of states before and after a block."""
+    (before, after), (other_before, other) = own, other
     if what == ADDITION:
         other = tf.cast(before, other.dtype) + (other - other_before)
-    other = tf.cast(other, after.dtype)
-    if mask is None or not has_them(after, mask):
-        return other
-    return tf.where(mask[(..., *[tf.newaxis] * (len(after.shape) - 2))], other, after)
+    return tf.cast(other, after.dtype)
 
 
-def _run(chain, images, what, masks, first, pairs):
-    """Returns the last states of the run as it is and of those patched, a leading axis of runs.
+def _with_heads(chain, source, places, heads, own, others):
+    """Returns the states after blocks with a head of the source, and how far heads are from a sum.
 
-    `masks` holds for every state the masks of the runs that are patched there.
+    The deviation is the largest one of each image, as a share of the largest sum.
     """
-    # The runs one after the other: the one as it is, and those patched so far.
-    runs, count, pairs, masks = chain.stem(images), 1, iter(pairs), iter(masks)
-    size = tf.shape(runs)[0]
-    if what == STATE:
-        new = [_patched(what, mask, None, runs, (None, first)) for mask in next(masks)]
-        runs, count = tf.concat([runs, *new], axis=0), 1 + len(new)
+    new, deviations = [], []
+    for state, of_block in itertools.groupby(places, lambda place: place.state):
+        kernels = heads[chain.blocks[state - 1].stage, chain.blocks[state - 1].index]
+        before = own[state][0]
+        branch, parts, deviation = _head_parts(chain.blocks[state - 1], before, kernels)
+        _, of_source, _ = _head_parts(source.blocks[state - 1], others[state][0], kernels)
+        deviations.append(deviation)
+        for place in of_block:
+            added = branch + (of_source[place.head] - parts[place.head])
+            block = chain.blocks[state - 1]
+            after = before + added if block.join is None else block.join(before, added)
+            new.append(tf.cast(after, own[state][1].dtype))
+    return new, tf.stack(deviations, axis=-1)
+
+
+def _head_parts(block, state, heads):
+    """Returns the branch of a block at a state, what each head adds to it, and their deviation."""
+
+    def branch(*dropped):
+        kernels = {id(kernel): kernel for kernel, _ in dropped}.values()
+        mapping = [
+            (kernel, without_heads(kernel.value, [head for one, head in dropped if one is kernel]))
+            for kernel in kernels
+        ]
+        with keras.StatelessScope(state_mapping=mapping):
+            return block(state) - state if block.branch is None else block.branch(state)
+
+    whole, nothing = branch(), branch(*heads)
+    parts = [whole - branch(head) for head in heads]
+    sizes = [
+        tf.reduce_max(tf.abs(one), axis=range(1, len(one.shape)))
+        for one in (tf.add_n(parts) - (whole - nothing), *parts)
+    ]
+    return whole, parts, tf.math.divide_no_nan(sizes[0], tf.add_n(sizes[1:]))
+
+
+def _masked(mask, new, state):
+    """Returns a state with another one in it where the mask says so."""
+    if mask is None or not has_them(state, mask):
+        return new
+    return tf.where(mask[(..., *[tf.newaxis] * (len(state.shape) - 2))], new, state)
+
+
+def _run(chain, own, starts):
+    """Returns the last states of runs, one after the other in a leading axis.
+
+    `own` holds the states before and after every block of the run as it is, and `starts`, for each
+    of them, the states that runs go on with instead.
+    """
+    pairs, starts = iter(own), iter(starts)
+    (_, after), runs = next(pairs), next(starts)
+    count, size = len(runs), tf.shape(after)[0]
     for place, stage in enumerate(chain.stages):
-        if stage.transition is not None:
-            runs = chain.repeat(count).stages[place].transition(runs)
-        anchor = runs
-        for index in range(len(stage.blocks)):
-            block = chain.repeat(count).stages[place].blocks[index]
-            before, runs, pair = runs[:size], block(runs, anchor), next(pairs)
-            after = runs[:size]
-            # What is not defined leaves the run as it is.
-            is_defined = what == STATE or block.keeps_shape
-            new = [
-                _patched(what, mask, before, after, pair) if is_defined else after
-                for mask in next(masks)
-            ]
-            runs = tf.concat([runs, *new], axis=0)
-            own = [anchor[:size]] * len(new)
-            anchor = tf.concat([anchor, *own], axis=0) if block.keeps_shape else runs
-            count += len(new)
+        anchors = None
+        for index, block in enumerate(stage.blocks):
+            (before, after), new = next(pairs), next(starts)
+            if count:
+                within = chain.repeat(count).stages[place]
+                state = tf.concat(runs, axis=0)
+                if index == 0 and stage.transition is not None:
+                    state = within.transition(state)
+                if anchors is None:
+                    anchors = [state]
+                runs = [within.blocks[index](state, tf.concat(anchors, axis=0))]
+            if index == 0:
+                anchor, anchors = before, anchors or []
+            if block.keeps_shape:
+                anchors = anchors + [anchor] * len(new)
+            else:
+                anchor, anchors = after, runs + new
+            runs, count = runs + new, count + len(new)
+    runs = tf.concat(runs, axis=0)
     return tf.reshape(runs, tf.concat([[count, size], tf.shape(runs)[1:]], axis=0))
 
 
-def _frame(chain, values, what, is_each, per_image, checked):
+def _frame(places, values, is_each, per_image, checked):
     """Returns the frame of one split."""
-    places = block_places(chain)
-    if what == STATE:
-        first = pd.DataFrame({"stage": places["stage"][:1], "block": FIRST})
-        places = pd.concat([first, places], ignore_index=True)
-    valid, patched = values["valid"], values["patched_logit"].astype(float)
-    patched[..., ~np.array(_are_defined(chain, what))] = np.nan
-    # (images, states, positions)
-    patched = patched.transpose(0, 2, 1) if is_each else patched[..., None]
+    is_defined = np.array([place.is_defined for place in places])
+    columns = ["stage", "block"] if places[0].head is None else ["stage", "block", "head"]
+    places = pd.DataFrame(places)[columns]
+    # (images, places, positions)
+    valid, found = values["valid"], values["patched_logit"]
+    patched = np.full((len(found), len(places), valid.shape[1]), np.nan)
+    patched[:, is_defined] = found.transpose(0, 2, 1) if is_each else found[..., None]
     is_there = values["counted"]
     weights = values[WEIGHTS][:, None] * (valid & is_there[:, None])
     check_any_counts(weights)
@@ -571,8 +680,8 @@ def _frame(chain, values, what, is_each, per_image, checked):
     runs = dict(zip(RUNS, [*(logit.astype(float) for logit in logits), patched], strict=True))
     if checked is not None:
         runs[CHECKED] = np.full_like(patched, np.nan)
-        for index, (state, position) in enumerate(checked):
-            runs[CHECKED][:, state, position or 0] = values[CHECKED][:, index]
+        for index, (place, position) in enumerate(checked):
+            runs[CHECKED][:, place, position or 0] = values[CHECKED][:, index]
     for name in (*RUNS[2:], *runs.keys() - RUNS):
         runs[name][~np.broadcast_to((valid & is_there[:, None])[:, None], patched.shape)] = np.nan
     if not per_image:
