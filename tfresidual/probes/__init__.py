@@ -41,6 +41,7 @@ from tfresidual.probes.perturbation import (
 )
 from tfresidual.probes.readout import readout
 from tfresidual.probes.repeat_last_block import repeat_last_block
+from tfresidual.probes.round_blocks import round_blocks
 from tfresidual.probes.shuffle_blocks import shuffle_blocks
 from tfresidual.probes.signal_propagation import signal_propagation
 from tfresidual.probes.similarity import similarity
@@ -88,6 +89,7 @@ __all__ = [
     "perturbation",
     "readout",
     "repeat_last_block",
+    "round_blocks",
     "save_states",
     "shuffle_blocks",
     "signal_propagation",

@@ -38,6 +38,7 @@ from tfresidual.routing.positions import (
     kept,
     without_padding,
 )
+from tfresidual.routing.replacement import replaced
 from tfresidual.routing.routes import checked_routes
 from tfresidual.routing.runs import begun
 from tfresidual.routing.scores import (
@@ -47,10 +48,11 @@ from tfresidual.routing.scores import (
     label_sets,
     named_outputs,
     prediction_scores,
+    with_logits,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from tfresidual.definitions.types import Images, OutputKind
     from tfresidual.routing.chain import Chain
@@ -84,6 +86,8 @@ class RouteValues:
         outputs: `(routes, examples, classes)`; `None`, as is `predicted`, if not requested.
         losses: by the loss of the chain, one per image even for outputs per position, `(routes,
             images)`, NaN for an image that does not count; `None` if not requested.
+        divergence: that of the outputs of each route from those of the unperturbed network; `None`
+            if not requested.
         labels: the labels of the examples as in the data, without an axis of routes.
         classes: int, the number of classes; 2 if a single output decides between two classes.
         weights: those of the images of the examples, over 0.
@@ -104,6 +108,7 @@ class RouteValues:
     outputs: np.ndarray | None
     predicted: np.ndarray | None
     losses: np.ndarray | None
+    divergence: np.ndarray | None
     is_finite: np.ndarray
     labels: np.ndarray
     classes: int
@@ -128,6 +133,7 @@ def evaluate(
     memory_limit: float = MEMORY_LIMIT,
     with_outputs: bool = False,
     with_losses: bool = False,
+    divergence: Callable[[Any, Any], Any] | None = None,
     progress: bool = False,
 ) -> RouteValues:
     """Runs routes over a dataset; parts that routes have in common are computed once.
@@ -145,6 +151,8 @@ def evaluate(
             once.
         with_outputs: whether the outputs and the predicted classes are returned too.
         with_losses: whether the losses by the loss of the chain are returned too.
+        divergence: the function `(outputs, others) -> numbers` of the outputs of the unperturbed
+            route and of another one, one number per image or position; `None` for no such values.
         progress: whether to show a progress bar.
 
     Returns:
@@ -166,7 +174,9 @@ def evaluate(
         """Returns the runner for batches of such shapes."""
         key = key_of([images, labels])
         if key not in runners:
-            runners[key] = _Runner(chain, plan, with_losses, memory_limit, images, labels)
+            runners[key] = _Runner(
+                chain, plan, with_losses, divergence, memory_limit, images, labels
+            )
         return runners[key]
 
     def unperturbed_outputs(images, labels):
@@ -204,6 +214,7 @@ def evaluate(
         "outputs": None,
         "predicted": None,
         "losses": None,
+        "divergence": None,
         "labels": np.concatenate(all_labels),
         "classes": runner.classes,
         "kind": chain.outputs,
@@ -239,8 +250,9 @@ def check_memory_limit(memory_limit):
 class _Runner:
     """The compiled functions of a plan and the memory they need."""
 
-    def __init__(self, chain, plan, with_losses, memory_limit, images, labels):
+    def __init__(self, chain, plan, with_losses, divergence, memory_limit, images, labels):
         self.plan, self.chain, self.devices = plan, chain, devices_of(chain)
+        self.divergence = divergence
         self.stages = len(chain.stages)
         # The number of positions, for outputs per position.
         self.positions = None
@@ -262,9 +274,13 @@ class _Runner:
                 self.positions if chain.outputs_at_positions else None,
             )
             # Weights stay as they are while the routes run, so those of a block are read once.
-            if weights and weights not in bound:
-                bound[weights] = _bound(function, weights())
-            self.functions.append(bound.get(weights, function))
+            if weights and step.operation.weights is not None:
+                function = _reading(function, weights)
+            elif weights:
+                if weights not in bound:
+                    bound[weights] = _bound(function, weights())
+                function = bound[weights]
+            self.functions.append(function)
             inner.append(of_image)
             if step.target is not None:
                 specs[step.target] = tf.TensorSpec(output.shape, output.dtype)
@@ -321,6 +337,9 @@ class _Runner:
                 outputs = {name: found.pop(name) for name in (OUTPUTS, LOGITS) if name in found}
                 if 0 in passing:
                     self.unperturbed = outputs
+                if self.divergence is not None:
+                    pair = map(with_logits, (self.unperturbed, outputs))
+                    found["divergence"] = self.divergence(*pair)
                 if with_outputs:
                     found[OUTPUTS] = outputs[OUTPUTS]
                 found = {name: array.numpy() for name, array in found.items()}
@@ -342,7 +361,8 @@ class _Runner:
                 anchor = [] if step.reference is None else [states[step.reference]]
                 scale = [split(tf.constant(operation.scale))] if _is_scaled(operation) else []
                 read = [] if operation.kind == STEM else context
-                states[step.target] = function(state, *anchor, *scale, *read)
+                with replaced(operation.weights):
+                    states[step.target] = function(state, *anchor, *scale, *read)
                 del anchor
             del state
             for place in step.frees:
@@ -382,7 +402,7 @@ def _compiled(chain, operation, state, reference, labels, context, with_losses, 
         signature.append(context)
     key = (
         "routes",
-        *operation[:-1],
+        *(operation.kind, operation.stage, operation.block),
         _is_scaled(operation),
         with_losses and operation.kind == HEAD,
         positions if operation.kind == DISTANCE else None,

@@ -13,6 +13,7 @@ import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 from tfresidual.routing.chain import checked_chain
+from tfresidual.routing.replacement import Replacement
 from tfresidual.routing.routes import Route, checked_routes, unperturbed
 
 if TYPE_CHECKING:
@@ -32,12 +33,14 @@ class Operation(NamedTuple):
         stage: int, counted from 1; 0 for stem and head.
         block: int, the block index.
         scale: float, the factor by which the branch of the block is multiplied.
+        weights: the `Replacement` of weights of the block, or `None`.
     """
 
     kind: str
     stage: int = 0
     block: int = 0
     scale: float = 1.0
+    weights: Replacement | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from tfresidual.definitions.types import Tensor
+    from tfresidual.routing.chain import Chain
 
     Per = Literal["channel", "tensor"] | int
 
@@ -149,6 +150,7 @@ def axes_of_kind(rank: int, kinds: set[str], name: str) -> tuple[int, ...]:
 
     All but the last one, if the layer is none of those with other axes.
     """
+    name = name.rpartition("/")[2]
     if name == "embeddings" and "Embedding" in kinds:
         outputs = {0}
     elif name.startswith("depthwise") or kinds & DEPTHWISE:
@@ -174,3 +176,29 @@ def check_per(per: Any) -> None:
         raise ArgumentError(
             "per", "be 'channel', 'tensor' or how many inputs share a scale, 1 or more", per
         )
+
+
+def kernels_by_block(
+    chain: Chain,
+) -> dict[tuple[int, int], list[tuple[Any, tuple[int, ...]]]]:
+    """Returns the variables of every block that are rounded, see `kernels_of`, by (stage, block).
+
+    Chains without a Keras model, such as those of SavedModels, know their layers by class alone:
+    every number of the last axis of the kernel of an `EinsumDense` is an output channel there.
+    """
+    if chain.source is None:
+        return {
+            (block.stage, block.index): [
+                (weight, axes_of_kind(len(weight.shape), set(role.split("/")[1:2]), role))
+                for role, weight in block.weights.items()
+                if is_rounded(role, weight)
+            ]
+            for block in chain.blocks
+        }
+    known = {id(pair[0]): pair for pair in kernels_of([chain.source.model])}
+    return {
+        (block.stage, block.index): [
+            known[id(variable)] for variable in block.variables if id(variable) in known
+        ]
+        for block in chain.blocks
+    }

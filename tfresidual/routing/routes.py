@@ -15,14 +15,24 @@ from tfresidual.definitions.settings import MOST_TIMES
 from tfresidual.routing.chain import Stage, checked_chain, multiplied, plural
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tfresidual.routing.chain import Chain
+    from tfresidual.routing.replacement import Replacement
 
 
 class Application(NamedTuple):
-    """One application of a block: its index in the stage and the factor of its branch."""
+    """One application of a block.
+
+    Attributes:
+        block: int, its index in the stage.
+        scale: float, the factor of its branch.
+        weights: the `Replacement` of some of its weights, in this application alone, or `None`.
+    """
 
     block: int
     scale: float = 1.0
+    weights: Replacement | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,6 +251,17 @@ def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -
     return _replaced(chain, stage, applications, f"stage {stage} {how} (seed {seed})")
 
 
+def with_weights(
+    route: Route, replacements: Mapping[tuple[int, int], Replacement], name: str
+) -> Route:
+    """Returns the `Route` in which blocks, pairs (stage, block), are applied with other weights."""
+    stages = tuple(
+        tuple(one._replace(weights=replacements.get((stage, one.block))) for one in applications)
+        for stage, applications in enumerate(route.stages, start=1)
+    )
+    return Route(name, stages)
+
+
 def follow(chain: Chain, route: Route) -> Chain:
     """Returns the chain whose blocks are the applications of a route, numbered anew.
 
@@ -248,6 +269,7 @@ def follow(chain: Chain, route: Route) -> Chain:
     """
     chain = checked_chain(chain)
     checked_routes(chain, [route], "route")
+    check_own_weights("route", route)
     stages = [
         Stage(
             stage.index,
@@ -285,11 +307,17 @@ def checked_routes(chain: Chain, routes: Iterable[Route], name: str = "routes") 
     return routes
 
 
+def check_own_weights(name: str, route: Route) -> None:
+    """Raises a `ValueError` for a route that applies blocks with other weights."""
+    if any(one.weights is not None for applications in route.stages for one in applications):
+        raise ArgumentError(name, "be a route of blocks with their own weights", f"{route}")
+
+
 def _leads_through(stage, applications):
     """Returns whether applications fit a stage: each block receives the state shape it needs."""
     parts, changes = _parts(stage), [b.index for b in stage.blocks if not b.keeps_shape]
     passed = []
-    for block, _ in applications:
+    for block, *_ in applications:
         if block not in range(len(stage.blocks)) or parts[block] != len(passed):
             return False
         if block in changes:
@@ -394,5 +422,6 @@ def _applications_text(applications):
         count = len(list(group))
         text = str(application.block)
         text += "" if application.scale == 1 else f"*{application.scale:g}"
+        text += "" if application.weights is None else f" ({application.weights.name})"
         parts.append(text + ("" if count == 1 else f" (x{count})"))
     return " ".join(parts)
