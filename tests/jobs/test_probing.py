@@ -75,6 +75,7 @@ def expected_of(name, chain, images):
         "fixed_point": {"times": 2},
         "patching": {"what": "addition"},
         "linear_probe": {"seed": 0},
+        "round_blocks": {"seed": 0},
     }
     return getattr(probes, name)(chain, images, **options.get(name, {}))
 
@@ -111,6 +112,7 @@ def test_everything_by_default_beside_the_network(run, tmp_path):
     shutil.copytree(run[0], folder)
     frames, paths = probing.probe(folder, splits=("train", "test"), images=32)
     named_only = ("line_element", "patching", "block_importance", "linear_probe", "similarity")
+    named_only += ("round_blocks",)
     others = {name: names for name, names in FRAMES.items() if name not in named_only}
     assert set(frames) >= {name for names in others.values() for name in names}
     assert not set(frames) & {frame for name in named_only for frame in FRAMES[name]}

@@ -129,6 +129,14 @@ def drop_frame(blocks=3, stages=3, splits=None, epochs=None, gap=True):
     return frame.assign(error=error.mask(is_gap), unperturbed_error=final)
 
 
+def rounding_frame(blocks=3, stages=3, splits=None):
+    """A rounded blocks frame: few bits and first blocks matter most, noise half as much."""
+    frame = keys(stages, splits, block=range(blocks), bits=(8, 3))
+    kl = np.exp(-frame["block"] - frame["bits"])
+    columns = {"kl": kl, "noise_kl": kl / 2, "error_rise": kl / 3, "noise_error_rise": kl / 4}
+    return frame.assign(bytes_saved=900, **columns, kl_se=kl / 9)
+
+
 def repeat_frame(repetitions=16, stages=3, splits=None, first_stage=1):
     """A repetitions frame: errors rise, the state of the last stage explodes."""
     frame = keys(stages, splits, repetition=range(repetitions + 1))

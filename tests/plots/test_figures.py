@@ -103,6 +103,7 @@ FIGURES = {
         repeat_last_block=make.repeat_frame,
     ),
     "shuffle_blocks": made(frame=make.shuffle_frame),
+    "round_blocks": made(frame=make.rounding_frame),
     "signal_propagation": made(frame=make.propagation_frame),
     "similarity": made(frame=make.similarity_frame),
     "training_curves": lambda epochs=5, **_: {"history": make.history_frame(epochs or 1)},

@@ -42,6 +42,7 @@ NAMES = (
     "line_element",
     "perturbation",
     "readout",
+    "round_blocks",
     "shuffle_blocks",
     "signal_propagation",
 )

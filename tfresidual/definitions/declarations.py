@@ -257,7 +257,7 @@ class Probe:
         takes: the fields of `ProbeOptions` that the function is given.
         reads: what it reads of the data: `"labels"`, `"images"` alone, or `""` for nothing.
         needs: what a network must have: `"classes"` to predict, a last block of a stage for
-            `"repetition"`, blocks that are `"movable"`, `"bounds"`.
+            `"repetition"`, blocks that are `"movable"`, `"kernels"`, `"bounds"`.
         columns: the metrics by name.
         published: the columns that callbacks publish, by name, and for which blocks: `"all"`,
             `"keeping"` the shape of the state, those after which a stage can be left, `"exits"`,

@@ -894,6 +894,75 @@ _declare(
     by_default=False,
 )
 _declare(
+    "round_blocks",
+    frames={"round_blocks": ("stage", "block", "bits", "bytes_saved", "error", "kl")},
+    takes=("seed", "memory_limit"),
+    needs=("classes", "kernels"),
+    columns={
+        "kl": Column(
+            "divergence of the prediction with the block rounded from that of the network",
+            at_least=0,
+            low="0: the block can do with so few bits",
+            high="it needs more",
+            of="round_blocks",
+        ),
+        "noise_kl": Column(
+            "the same with random noise as large as what rounding adds",
+            at_least=0,
+            low="below `kl`: it is not only the size of the error that harms",
+            high="as `kl`: rounding is like noise",
+            of="round_blocks",
+        ),
+        "bytes_saved": Column(
+            "bytes of the kernels of the block less those of the rounded ones and their scales",
+            low="0: its kernels are those of other blocks, too",
+            high="where few bits do little harm, the place to begin",
+            of="round_blocks",
+        ),
+    },
+    figures=(
+        Figure(
+            name="round_blocks",
+            group=ROUTES,
+            column="kl",
+            title="Which blocks can do with fewer bits?",
+            question="How far the predictions move, and how much the error rises, if the weights "
+            "of one block are rounded to few bits.",
+            reading="A colour per number of bits. The dashed lines with open markers are the "
+            "control, random noise as large as what rounding adds: where the solid line is above "
+            "it, rounding does more harm than its size explains. The band is one standard error "
+            "to either side.",
+            decision="A rise of the error within its band: round this block to so few bits, "
+            "beginning where `bytes_saved` is largest. The blocks that stand out keep theirs.",
+            source="Nagel et al. 2021, https://arxiv.org/abs/2106.08295",
+            drawing=Drawing(
+                "Rounded block, by bits per weight",
+                (
+                    Panel(
+                        "KL to the network, nats",
+                        (Line("kl", "rounded"), Line("noise_kl", "random noise", "--")),
+                        scale="wide",
+                    ),
+                    Panel(
+                        "rise of the error",
+                        (
+                            Line("error_rise", "rounded"),
+                            Line("noise_error_rise", "random noise", "--"),
+                        ),
+                        scale="share",
+                        levels=(ZERO,),
+                    ),
+                ),
+                keys=("stage", "block", "bits"),
+                colour="bits",
+                columns=("split",),
+                gap="has no kernel",
+            ),
+        ),
+    ),
+    by_default=False,
+)
+_declare(
     "borderline",
     frames={"borderline": ("along", "stage", "block", "group", "images", "accuracy")},
     takes=("times", "scale", "memory_limit"),

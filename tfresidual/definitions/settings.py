@@ -445,7 +445,7 @@ class ProbeOptions:
     )
     seed: int | None = _field(
         None,
-        "Seed of shuffled blocks, permuted labels and untrained networks.",
+        "Seed of shuffled blocks, permuted labels, noise and untrained networks.",
         int,
         "that of the run",
         at_least=0,

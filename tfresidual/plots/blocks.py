@@ -86,6 +86,16 @@ def drop_blocks(frame: Frame) -> Figure:
     return draw(frame, "drop_blocks")
 
 
+def round_blocks(frame: Frame) -> Figure:
+    """Draws what rounding one block does to the predictions, a colour per number of bits.
+
+    The dashed lines are the control, random noise as large as what rounding adds, if it is in the
+    frame.
+    """
+    missing = [name for name in ("noise_kl", "noise_error_rise") if name not in frame]
+    return draw(frame.assign(**dict.fromkeys(missing, np.nan)), "round_blocks")
+
+
 def block_importance(frame: Frame) -> Figure:
     """Draws how much the network needs each of its blocks, a panel per criterion.
 
