@@ -112,7 +112,7 @@ FIGURES = {
 # Columns that say where a row belongs; all others hold numbers.
 KEYS = {"stage", "block", "repetition", "epoch", "seed", "split", "network", "role", "part"}
 KEYS |= {"along", "group", "basis", "swaps", "draw", "trial", "status", "found", "images"}
-KEYS |= {"other_stage", "other_block"}
+KEYS |= {"other_stage", "other_block", "bits"}
 KEYS |= {"scale", "blocks", "by", "blocks_left", "meets_rule", "chance"}
 VARIANTS = {
     "one stage": {"stages": 1},

@@ -210,6 +210,15 @@ def test_shared_weights_are_rounded_in_one_turn_and_save_nothing():
         assert frame["cross_entropy"][row] == pytest.approx(loss, rel=1e-5)
 
 
+def test_an_image_of_weight_2_is_two():
+    chain, _, (images, labels), _ = built("convnext")
+    weighted = probes.round_blocks(chain, (images, labels, np.arange(6) % 3), bits=(3,))
+    twice = np.repeat(np.arange(6), np.arange(6) % 3)
+    expected = probes.round_blocks(chain, (images[twice], labels[twice]), bits=(3,))
+    means = [name for name in expected if not name.endswith("_se")]
+    np.testing.assert_allclose(weighted[means], expected[means], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [

@@ -42,7 +42,6 @@ NAMES = (
     "line_element",
     "perturbation",
     "readout",
-    "round_blocks",
     "shuffle_blocks",
     "signal_propagation",
 )

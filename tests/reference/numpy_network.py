@@ -499,7 +499,7 @@ class NumpyNetwork:
             applied = [(t, 1.0) for t in range(len(self.units[s]))]
         state, pull_transition = self.transitions[s](state)
         states, pulls, anchors, anchor = [state], [], [], 0
-        for t, scale in applied:
+        for t, scale, *_ in applied:
             joins_input = self.config["anchor"] == "input" and t not in self.changes[s]
             given = {"anchor": states[anchor]} if joins_input else {}
             state, pull = self.units[s][t](states[-1], scale, **given)

@@ -147,7 +147,7 @@ def branch(weights, kind, index, state):
 def walk(weights, kind, state, applied=((0, 1.0), (1, 1.0), (2, 1.0))):
     """The states of one sequence along a route of (block, scale)."""
     states = [state]
-    for index, scale in applied:
+    for index, scale, *_ in applied:
         states.append(states[-1] + scale * branch(weights, kind, index, states[-1]))
     return states
 

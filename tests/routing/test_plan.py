@@ -57,7 +57,7 @@ def way_of(chain, route):
         if stage.transition is not None:
             states.append(("transition", stage.index, states[-1]))
         anchor = states[-1]
-        for index, scale in applied:
+        for index, scale, _ in applied:
             block = stage.blocks[index]
             taken = [anchor] if block.takes_anchor else []
             states.append(("block", stage.index, index, scale, states[-1], *taken))
@@ -80,7 +80,7 @@ def check_plan(chain, routes):
     extras = rng.integers(0, 100, len(plan.steps)).tolist()
     held, made, heads, distances, most = {-1: ()}, [], {}, {}, 0
     for step, extra in zip(plan.steps, extras, strict=True):
-        kind, stage, *which = step.operation
+        kind, stage, *which, _ = step.operation
         state = held[step.source]
         reference = [] if step.reference is None else [held[step.reference]]
         if kind == "head":

@@ -120,7 +120,9 @@ def round_blocks(
             name = f"stage {place[0]} block {place[1]}: {replacement.name}"
             routes.append(with_weights(whole, {place: replacement}, name))
             if noise:
-                other = noise_of(own, replacement, per, np.random.default_rng((seed, *place, count)))
+                other = noise_of(
+                    own, replacement, per, np.random.default_rng((seed, *place, count))
+                )
                 controls.append(with_weights(whole, {place: other}, f"{name} of noise"))
     has_kernels = np.repeat([bool(own) for own in kernels.values()], len(bits))
     frames, all_values = {}, {}
