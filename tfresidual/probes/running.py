@@ -39,7 +39,8 @@ def possible(chain: Chain) -> list[str]:
 
     A network cannot be probed by repetition if every stage ends in a block that changes the shape,
     by shuffling if no stage has two blocks that can change places, by rounding if no block has a
-    kernel of floats, and for bounds if it was built without `lipschitz`. Probes that count errors need outputs that are classes.
+    kernel of floats, and for bounds if it was built without `lipschitz`. Probes that count errors
+    need outputs that are classes.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
