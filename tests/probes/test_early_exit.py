@@ -230,6 +230,8 @@ def test_of_a_network_that_has_learnt(seed):
     assert (tuned.iloc[:-1] < untuned.iloc[:-1]).all()
     assert tuned.iloc[-1] == 0
     heads = training.fit_readouts(net, train, kind="head", epochs=8)
+    errors = probes.readout(net, test, readouts=heads)[:-1]
+    assert (errors["error"] < 0.6).all() and (errors["control_error"] > 0.6).all()
     frame = probes.early_exit(net, heads, validation, test)
     (chosen,) = frame[frame["chosen"]].to_dict("records")
     assert chosen["error_rise"] <= 0.01

@@ -64,13 +64,21 @@ class Case:
         found = (self.taken(kind, state) - shift) * scale @ kernel + bias
         return self.head(state + found / scale) if kind == "affine" else found
 
-    def loss(self, kind, logits):
+    def labels(self, control):
+        """Those of the data or, for a control, to every example that of one half a batch away."""
+        labels = np.array(self.data[1])
+        if control:
+            own = labels[self.counted]
+            labels[self.counted] = np.roll(own, len(own) // 2, axis=0)
+        return labels
+
+    def loss(self, kind, logits, control=False):
         """The mean divergence from the network, or the mean cross-entropy with the labels."""
         losses = []
         for place in zip(*np.nonzero(self.counted), strict=True):
             p, q = (distributions(z[place], self.several) for z in (self.final, logits))
             if kind == "head":
-                label = np.asarray(self.data[1])[place]
+                label = self.labels(control)[place]
                 rows = (
                     np.array([label, 1 - label]).T if self.several else [np.eye(len(q[0]))[label]]
                 )

@@ -1,5 +1,7 @@
 """Read-outs: their training against plain NumPy, and what probes read through them."""
 
+import itertools
+
 import keras
 import numpy as np
 import pandas as pd
@@ -34,34 +36,40 @@ def test_a_step_and_all_that_is_read_equal_numpy(name, kind):
     sgd = keras.optimizers.SGD(1.0)
     readouts = training.fit_readouts(case.chain, case.data, kind=kind, optimizer=sgd)
     assert list(readouts.places) == case.places(kind)
-    logits = {case.last: case.final}
-    for place in readouts.places:
+    # By the prefix of the columns, those of the controls with `control_`.
+    logits = {"": {case.last: case.final}, "control_": {}}
+    for place, prefix in itertools.product(readouts.places, logits):
         width = case.states[place].shape[-1]
         zeros = np.zeros((width + 1, width if kind == "affine" else case.final.shape[-1]))
 
-        def loss(both, place=place):
-            return case.loss(kind, case.read(kind, place, both[:-1], both[-1]))
+        def loss(both, place=place, control=bool(prefix)):
+            return case.loss(kind, case.read(kind, place, both[:-1], both[-1]), control)
 
-        *kernel, bias = -gradient_of(loss, zeros)
-        logits[place] = case.read(kind, place, np.array(kernel), bias)
+        is_untrained = kind == "affine" and prefix
+        *kernel, bias = zeros if is_untrained else -gradient_of(loss, zeros)
+        logits[prefix][place] = case.read(kind, place, np.array(kernel), bias)
     frame = probes.lens(case.chain, case.data, readouts=readouts)
-    labels = np.asarray(case.data[1])
-    for (_, row), place in zip(frame.iterrows(), case.states, strict=True):
-        if place not in logits:
-            assert row[[*METRICS]].isna().all()
-            continue
-        expected = [
-            lens_metrics(logits[place][one], case.final[one], labels[one])
-            for one in zip(*np.nonzero(case.counted), strict=True)
-        ]
-        for metric in METRICS:
-            wanted = np.mean([one[metric] for one in expected])
-            np.testing.assert_allclose(row[metric], wanted, rtol=2e-3, atol=2e-5, err_msg=metric)
     after = probes.readout(case.chain, case.data, readouts=readouts)
     same = frame[frame["block"] >= 0].reset_index(drop=True)
-    # With n labels, the network knows n; otherwise an error is a rank over 1.
-    for metric in ("cross_entropy", "entropy", "agreement"):
-        np.testing.assert_allclose(after[metric], same[metric], rtol=1e-4, atol=1e-6)
+    labels = np.asarray(case.data[1])
+    for prefix, of_places in logits.items():
+        for (_, row), place in zip(frame.iterrows(), case.states, strict=True):
+            if place not in of_places:
+                assert row[[prefix + metric for metric in METRICS]].isna().all()
+                continue
+            expected = [
+                lens_metrics(of_places[place][one], case.final[one], labels[one])
+                for one in zip(*np.nonzero(case.counted), strict=True)
+            ]
+            for metric in METRICS:
+                wanted = np.mean([one[metric] for one in expected])
+                np.testing.assert_allclose(
+                    row[prefix + metric], wanted, rtol=2e-3, atol=2e-5, err_msg=prefix + metric
+                )
+        # With n labels, the network knows n; otherwise an error is a rank over 1.
+        for metric in ("cross_entropy", "entropy", "agreement"):
+            columns = after[prefix + metric], same[prefix + metric]
+            np.testing.assert_allclose(*columns, rtol=1e-4, atol=1e-6)
     untrained = probes.readout(case.chain, case.data)
     has_one = after["distance"].notna()
     np.testing.assert_allclose(
@@ -81,7 +89,8 @@ def test_untrained_affine_readouts_are_the_lens_itself(name, kind):
     )
     frame = probes.lens(case.chain, case.data, readouts=readouts)
     if kind == "affine":
-        pd.testing.assert_frame_equal(frame, probes.lens(case.chain, case.data), check_exact=True)
+        plain = probes.lens(case.chain, case.data)
+        pd.testing.assert_frame_equal(frame[plain.columns], plain, check_exact=True)
     else:
         # All classes alike.
         entropy = np.log(classes) if not case.several else classes * np.log(2)
@@ -125,6 +134,10 @@ def test_weights_and_batches_and_the_network_stays_as_it_is():
     # Shift and size are those of the images, whatever their weights.
     kernels = [found[name].readouts[-1].bias for name in ("weighted", "twice")]
     np.testing.assert_allclose(*kernels, rtol=1e-4, atol=1e-6)
+    # Without another image, a control learns nothing.
+    alone = training.fit_readouts(net, (images[:1], labels[:1]), kind="head")
+    found = probes.lens(net, test, readouts=alone)["control_entropy"].iloc[:-1]
+    np.testing.assert_allclose(found, np.log(net.classes), rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

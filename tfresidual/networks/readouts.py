@@ -19,16 +19,24 @@ AFFINE, HEAD = "affine", "head"
 
 
 class _Standardized(keras.layers.Layer):
-    """A linear map of (x - shift) * scale, from 0 on, so that all sizes of x are learnt alike."""
+    """A linear map of (x - shift) * scale, from 0 on, so that all sizes of x are learnt alike.
 
-    def __init__(self, units, **kwargs):
+    And its control, another such map, if it has one.
+    """
+
+    def __init__(self, units, has_control, **kwargs):
         super().__init__(dtype="float32", **kwargs)
-        self.units = units
+        self.units, self.has_control = units, has_control
 
     def build(self, input_shape):
         width, zeros = input_shape[-1], {"initializer": "zeros"}
         self.kernel = self.add_weight((width, self.units), name="kernel", **zeros)
         self.bias = self.add_weight((self.units,), name="bias", **zeros)
+        if self.has_control:
+            self.control_kernel = self.add_weight(
+                (width, self.units), name="control_kernel", **zeros
+            )
+            self.control_bias = self.add_weight((self.units,), name="control_bias", **zeros)
         self.shift = self.add_weight((width,), name="shift", trainable=False, **zeros)
         self.scale = self.add_weight((), "ones", name="scale", trainable=False)
 
@@ -37,8 +45,11 @@ class _Standardized(keras.layers.Layer):
         size = ops.sqrt(ops.mean(ops.square(values - self.shift)))
         self.scale.assign(ops.where(size > 0, 1 / ops.maximum(size, 1e-30), 1.0))
 
-    def call(self, inputs):
-        return ops.matmul((inputs - self.shift) * self.scale, self.kernel) + self.bias
+    def call(self, inputs, control=False):
+        kernel, bias = self.kernel, self.bias
+        if control:
+            kernel, bias = self.control_kernel, self.control_bias
+        return ops.matmul((inputs - self.shift) * self.scale, kernel) + bias
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
@@ -47,6 +58,9 @@ class Readouts(keras.Model):
 
     Each reads the state at one place (stage, block): after that block, or, for block -1, before the
     first block of the stage. The last state has none: the network's own head reads it.
+
+    Each has a control: of a `"head"`, another one that was trained to predict the labels of other
+    images; of `"affine"` ones, the head of the network alone.
 
     Example:
 
@@ -89,12 +103,20 @@ class Readouts(keras.Model):
         self.readouts = []
         for (stage, block), width in zip(self.places, self.widths, strict=True):
             name = f"stage{stage}_block{block}" if block >= 0 else f"stage{stage}_start"
-            layer = _Standardized(width if kind == AFFINE else classes, name=name)
+            units = width if kind == AFFINE else classes
+            layer = _Standardized(units, has_control=kind == HEAD, name=name)
             layer.build((None, width))
             self.readouts.append(layer)
         self.built = True
 
-    def read(self, place: tuple[int, int], state: Tensor, valid: Tensor | None = None) -> Tensor:
+    def read(
+        self,
+        place: tuple[int, int],
+        state: Tensor,
+        valid: Tensor | None = None,
+        *,
+        control: bool = False,
+    ) -> Tensor:
         """Returns what is read of the state at a place.
 
         Args:
@@ -102,13 +124,16 @@ class Readouts(keras.Model):
             state: `(images, ..., channels)`.
             valid: which positions of states `(images, positions, channels)` are not padding, bool,
                 `(images, positions)`; `None` if all are.
+            control: whether the control reads it.
 
         Returns:
             For `"affine"`, a state of that shape and dtype. For `"head"`, logits `(images,
             classes)`, or `(images, positions, classes)`, in float32.
         """
+        if control and self.kind == AFFINE:
+            return state
         layer = self.readouts[self.places.index(place)]
-        found = layer(self.taken(state, valid))
+        found = layer(self.taken(state, valid), control=control)
         return state + ops.cast(found / layer.scale, state.dtype) if self.kind == AFFINE else found
 
     def taken(self, state: Tensor, valid: Tensor | None = None) -> Tensor:

@@ -24,7 +24,7 @@ from tfresidual.probes.predictions import (
     scored_chain,
 )
 from tfresidual.routing.data import splits_of
-from tfresidual.routing.readouts import check_readouts, places_of, states_of
+from tfresidual.routing.readouts import check_readouts, of_control, places_of, states_of
 from tfresidual.routing.readouts import read as read_out
 from tfresidual.routing.runs import WEIGHTS, run_over
 from tfresidual.sources.normalizations import (
@@ -83,7 +83,9 @@ def lens(
     - `entropy`: of the prediction, in nats, 0 or more, summed over the labels if there are several.
 
     With `readouts`, what was trained for a state reads it: with affine read-outs, this is the tuned
-    lens. The last state is read by the head of the network.
+    lens. The last state is read by the head of the network. `control_cross_entropy` and so on are
+    the same metrics of what the controls read: with affine read-outs, of the lens without them;
+    with heads, of heads that were trained with the labels of other images.
 
     Example:
 
@@ -109,8 +111,9 @@ def lens(
         does not have the shape of the one that the head takes in the network, unless a `"head"`
         among `readouts` reads it. If `data` is a dict, `split` is the first column. With
         `per_image`, `image` (from 0) comes after `block`; with `per_position`, `image` and
-        `position`, and the last column is `predicted`, the class with the highest output, unless a
-        position has several labels.
+        `position`, and after the metrics `predicted`, the class with the highest output, unless a
+        position has several labels. With `readouts`, the metrics of the controls are the last
+        columns, NaN for the last state.
 
     Raises:
         ValueError: if an argument cannot be used, or the outputs of the network are not classes;
@@ -149,7 +152,6 @@ def _batch_values(chain, per_position, normalize, readouts, images, labels):
     """Returns all metrics of a batch, each `(images, [positions,] states)`, by name."""
     chain = chain.with_context(images)
     at_places, last = states_of(chain, images)
-    places, states = map(list, zip(*at_places.items(), strict=True))
     final = chain.head(last)
     logits, has_several = logits_of(chain.outputs, final)
     check_positions(per_position, logits)
@@ -167,24 +169,19 @@ def _batch_values(chain, per_position, normalize, readouts, images, labels):
         return found
 
     of_network = all_of(network)
-
-    # The head has been applied to the last state.
-    others = [
-        place
-        for place, state in enumerate(states)
-        if state is not last and state.shape[1:] == last.shape[1:]
-    ]
-    measured = {}
-    if readouts is not None and readouts.kind == HEAD:
-        others = []
-        for place, at in enumerate(places):
-            if at in readouts.places:
-                outputs = read_out(chain, readouts, at, states[place], final)
-                measured[place] = all_of(kind(logits_of(chain.outputs, outputs)[0], read))
-    elif readouts is not None:
-        others = [place for place in others if places[place] in readouts.places]
-        for place in others:
-            states[place] = readouts.read(places[place], states[place])
+    # By place and whether it is the control: metrics, and states that the head is to read.
+    measured, others = {}, {}
+    for at, state in at_places.items():
+        # The head has been applied to the last state.
+        if state is last or (readouts is not None and at not in readouts.places):
+            continue
+        for control in (False,) if readouts is None else (False, True):
+            if readouts is not None and readouts.kind == HEAD:
+                outputs = read_out(chain, readouts, at, state, final, control)
+                measured[at, control] = all_of(kind(logits_of(chain.outputs, outputs)[0], read))
+            elif state.shape[1:] == last.shape[1:]:
+                taken = state if readouts is None else readouts.read(at, state, control=control)
+                others[at, control] = tf.cast(taken, last.dtype)
     if others:
         # Groups of equal size, the last one filled up with its last state.
         rounds = -(-len(others) // (1 if normalize == FINAL else _states_at_once(last, logits)))
@@ -192,11 +189,9 @@ def _batch_values(chain, per_position, normalize, readouts, images, labels):
         head = chain.repeat(size).head
         if normalize == FINAL:
             head = _with_statistics_of(chain, last)
-        filled = others + others[-1:] * (rounds * size - len(others))
-        batches = [
-            tf.concat([tf.cast(states[place], last.dtype) for place in filled[at : at + size]], 0)
-            for at in range(0, len(filled), size)
-        ]
+        states = [*others.values()]
+        states += states[-1:] * (rounds * size - len(states))
+        batches = [tf.concat(states[at : at + size], 0) for at in range(0, len(states), size)]
 
         def metrics_of(batch):
             of_batch, _ = logits_of(chain.outputs, head(batch))
@@ -210,19 +205,28 @@ def _batch_values(chain, per_position, normalize, readouts, images, labels):
             parallel_iterations=1,
             fn_output_signature=tf.TensorSpec([size, *of_network.shape], of_network.dtype),
         )
-        stacked = tf.reshape(stacked, tf.concat([[len(filled)], tf.shape(of_network)], 0))
-        measured = dict(zip(filled, tf.unstack(stacked, num=len(filled)), strict=True))
+        stacked = tf.reshape(stacked, tf.concat([[len(states)], tf.shape(of_network)], 0))
+        measured |= zip(others, tf.unstack(stacked, num=len(states)), strict=False)
     undefined = tf.fill(tf.shape(of_network), tf.constant(float("nan"), of_network.dtype))
-    columns = [
-        of_network if state is last else measured.get(place, undefined)
-        for place, state in enumerate(states)
-    ]
-    # (..., metrics, states)
-    table = tf.stack(columns, axis=-1)
-    if not per_position:
-        table = over_positions(table, read.counted)
     names = (*METRICS, PREDICTED) if with_class else METRICS
-    return dict(zip(names, tf.unstack(table, axis=-2), strict=True)) | {COUNTED: read.counted}
+
+    def named(control):
+        """Returns metrics by name, each `(images, [positions,] states)`."""
+        columns = [
+            of_network if state is last and not control else measured.get((at, control), undefined)
+            for at, state in at_places.items()
+        ]
+        # (..., metrics, states)
+        table = tf.stack(columns, axis=-1)
+        if not per_position:
+            table = over_positions(table, read.counted)
+        return dict(zip(names, tf.unstack(table, axis=-2), strict=True))
+
+    values = named(control=False)
+    if readouts is not None:
+        of_controls = named(control=True)
+        values |= {of_control(name): of_controls[name] for name in METRICS}
+    return values | {COUNTED: read.counted}
 
 
 def _states_at_once(state, logits):

@@ -22,7 +22,7 @@ from tfresidual.probes.predictions import (
 from tfresidual.routing import routes
 from tfresidual.routing.data import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, distance_between
-from tfresidual.routing.readouts import check_readouts, confidence, read, states_of
+from tfresidual.routing.readouts import check_readouts, confidence, of_control, read, states_of
 from tfresidual.routing.runs import WEIGHTS, run_over
 from tfresidual.routing.scores import prediction_scores
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tfresidual.routing import Chain
 
 CONFIDENCE = "confidence"
+# What the outputs alone tell.
+OF_OUTPUTS = tuple(metric for metric in METRICS if metric != "distance")
 
 
 def readout(
@@ -52,7 +54,9 @@ def readout(
     With `readouts`, the prediction is that of the read-out trained for the state after the block,
     and nothing follows; the row of the very last block is that of the unperturbed network. The
     metrics are NaN after blocks without a read-out, and the distance where a later block changes
-    the shape of the state.
+    the shape of the state. `control_error` and so on are what the controls read: of heads, others
+    that were trained with the labels of other images; of affine read-outs, the network's head
+    alone.
 
     Example:
 
@@ -72,8 +76,9 @@ def readout(
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `error`,
-        `cross_entropy`, `entropy`, `agreement` and `distance`. If `data` is a dict, `split` is the
-        first column.
+        `cross_entropy`, `entropy`, `agreement` and `distance`; with `readouts`, those of the
+        controls but the distance follow, NaN after the last block. If `data` is a dict, `split` is
+        the first column.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", fig. 2a
@@ -104,7 +109,7 @@ def _trained(chain, data, readouts, progress):
         values = exit_values(chain, readouts, part, progress)
         is_counted, weights = values.pop(COUNTED), values.pop(WEIGHTS)
         frame = frame_of(block_places(chain), values, is_counted, weights)
-        frames[split] = frame[["stage", "block", *METRICS]]
+        frames[split] = frame.drop(columns=CONFIDENCE)
     return joined_splits(frames)
 
 
@@ -143,29 +148,31 @@ def _batch_values(chain, readouts, images, labels):
     of_network = prediction_scores(kind, labels, final)["predicted"]
     positions = final.shape[1] if len(final.shape) == 3 and chain.outputs_at_positions else None
     rank, rows = is_counted.shape.rank, []
-    for block in chain.blocks:
-        place = block.stage, block.index
-        if states[place] is not last and place not in readouts.places:
-            rows.append(dict.fromkeys((*METRICS, CONFIDENCE), float("nan")))
-            continue
-        is_last = states[place] is last
-        outputs = final if is_last else read(chain, readouts, place, states[place], final)
+
+    def scores_of(outputs):
         scores = prediction_scores(kind, labels, outputs)
         agrees = tf.reduce_all(scores["predicted"] == of_network, axis=-1) & scores["is_finite"]
-        end = states[block.stage, len(chain.stages[block.stage - 1].blocks) - 1]
-        distance = float("nan")
-        if end.shape[1:] == states[place].shape[1:]:
-            distance = distance_between(chain, end, states[place], positions)
-        rows.append(
-            {
-                "error": scores["wrong"],
-                "cross_entropy": scores["cross_entropy"],
-                "entropy": scores["entropy"],
-                "agreement": agrees,
-                "distance": distance,
-                CONFIDENCE: confidence(kind, outputs),
-            }
-        )
+        return {
+            "error": scores["wrong"],
+            "cross_entropy": scores["cross_entropy"],
+            "entropy": scores["entropy"],
+            "agreement": agrees,
+        }
+
+    for block in chain.blocks:
+        place = block.stage, block.index
+        state, is_read = states[place], place in readouts.places
+        row = dict.fromkeys((*METRICS, *map(of_control, OF_OUTPUTS), CONFIDENCE), float("nan"))
+        if state is last or is_read:
+            outputs = final if state is last else read(chain, readouts, place, state, final)
+            row |= scores_of(outputs) | {CONFIDENCE: confidence(kind, outputs)}
+            end = states[block.stage, len(chain.stages[block.stage - 1].blocks) - 1]
+            if end.shape[1:] == state.shape[1:]:
+                row["distance"] = distance_between(chain, end, state, positions)
+        if is_read:
+            of_controls = scores_of(read(chain, readouts, place, state, final, control=True))
+            row |= {of_control(name): value for name, value in of_controls.items()}
+        rows.append(row)
 
     def table(name):
         """Returns the values of all blocks, over the positions that count; some are of images."""

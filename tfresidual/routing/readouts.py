@@ -55,6 +55,11 @@ def check_readouts(name, readouts, chain):
         )
 
 
+def of_control(name):
+    """Returns the name of a metric of what the controls of read-outs read."""
+    return f"control_{name}"
+
+
 def check_one_row(name, shape):
     """Raises a `ValueError` unless outputs, whose shape for one image is given, are one row."""
     if len(shape) != 1:
@@ -65,10 +70,11 @@ def check_one_row(name, shape):
         )
 
 
-def read(chain, readouts, place, state, final):
+def read(chain, readouts, place, state, final, control=False):
     """Returns outputs like `final`, those of the network, from the state at one of the places."""
     valid = known_positions(chain)
-    found = readouts.read(place, state, valid if valid is None or has_them(state, valid) else None)
+    valid = valid if valid is None or has_them(state, valid) else None
+    found = readouts.read(place, state, valid, control=control)
     if readouts.kind == AFFINE:
         return chain.head(found)
     if found.shape[1:] != final.shape[1:]:

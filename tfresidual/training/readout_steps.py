@@ -44,7 +44,7 @@ class Trainer:
         chain = self.chain.with_context(images)
         states, last = states_of(chain, images)
         final = chain.head(last)
-        loss_of, is_counted = _loss(chain, self.readouts.kind, final, labels)
+        losses_of, is_counted = _losses(chain, self.readouts.kind, final, labels)
         weights = tf.reshape(weights, [-1, *[1] * (len(is_counted.shape) - 1)])
         shares = tf.cast(is_counted, weights.dtype) * weights
         shares = tf.cast(tf.math.divide_no_nan(shares, tf.reduce_sum(shares)), tf.float32)
@@ -52,10 +52,13 @@ class Trainer:
         for place, layer in zip(self.readouts.places, self.readouts.readouts, strict=True):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([variable.value for variable in layer.trainable_variables])
-                outputs = read(chain, self.readouts, place, states[place], final)
-                losses = loss_of(logits_of(chain.outputs, outputs)[0])
-                losses = tf.where(is_counted, tf.cast(losses, tf.float32), 0.0)
-                loss = tf.reduce_sum(losses * shares)
+                loss = 0.0
+                for is_control, loss_of in enumerate(losses_of):
+                    state = states[place]
+                    outputs = read(chain, self.readouts, place, state, final, bool(is_control))
+                    losses = loss_of(logits_of(chain.outputs, outputs)[0])
+                    losses = tf.where(is_counted, tf.cast(losses, tf.float32), 0.0)
+                    loss += tf.reduce_sum(losses * shares)
             gradients += tape.gradient(loss, [one.value for one in layer.trainable_variables])
         self.optimizer.apply(gradients, variables)
 
@@ -97,24 +100,38 @@ def _untrained(chain, kind, blocks, images):
     return readouts
 
 
-def _loss(chain, kind, final, labels):
-    """Returns a function `logits -> losses` of examples, and which of them count."""
+def _losses(chain, kind, final, labels):
+    """Returns functions `logits -> losses` of examples, and which of them count.
+
+    One is for the read-outs and, if these are heads, one for their controls.
+    """
     logits, has_several = logits_of(chain.outputs, final)
     if kind == AFFINE:
         of_network = functools.partial(divergence, logits, has_several=has_several)
         has_positions = len(final.shape) == 3
         if has_positions and not chain.outputs_at_positions:
-            return of_network, tf.ones(tf.shape(logits)[:-1], bool)
+            return [of_network], tf.ones(tf.shape(logits)[:-1], bool)
         valid = known_positions(chain) if has_positions else valid_images(chain)
-        return of_network, tf.ones(tf.shape(logits)[:-1], bool) if valid is None else valid
+        return [of_network], tf.ones(tf.shape(logits)[:-1], bool) if valid is None else valid
     found = labels_of(chain, labels, final, logits, has_several)
 
-    def cross_entropy(logits):
+    def cross_entropy(rows, logits):
         if has_several:
-            rows = found.rows
             each = rows * tf.nn.softplus(-logits) + (1 - rows) * tf.nn.softplus(logits)
         else:
-            each = -found.rows * tf.nn.log_softmax(logits)
+            each = -rows * tf.nn.log_softmax(logits)
         return tf.reduce_sum(each, axis=-1)
 
-    return cross_entropy, found.counted
+    both = found.rows, _of_others(found.rows, found.counted)
+    return [functools.partial(cross_entropy, rows) for rows in both], found.counted
+
+
+def _of_others(rows, counted):
+    """Gives every example that counts the label of the one half a batch away; 0 without others.
+
+    A random permutation would leave some examples their own, which is enough to learn from.
+    """
+    examples = tf.boolean_mask(rows, counted)
+    count = tf.shape(examples)[0]
+    moved = tf.roll(examples, count // 2, axis=0) * tf.cast(count > 1, rows.dtype)
+    return tf.tensor_scatter_nd_update(rows, tf.where(counted), moved)

@@ -43,6 +43,9 @@ def fit_readouts(
     - `"head"`: a linear classifier, with 0 for all weights to begin with, of the state's mean over
       its positions that are not padding; or of every position, if the outputs are those of the
       positions of the states. It lowers the cross-entropy with the labels, and has every state.
+      Beside each, a control is trained in the same way with the labels of the images half a batch
+      away, so that it knows no more than how common the classes are; batches should be of two
+      images or more, in an order that has nothing to do with the labels.
 
     Example:
 
