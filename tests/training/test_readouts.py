@@ -61,7 +61,10 @@ def test_a_step_and_all_that_is_read_equal_numpy(name, kind):
                 lens_metrics(of_places[place][one], case.final[one], labels[one])
                 for one in zip(*np.nonzero(case.counted), strict=True)
             ]
+            highest = np.sort(of_places[place][case.counted])[..., -2:]
             for metric in METRICS:
+                if metric == "agreement" and np.diff(highest).min() < 1e-6:
+                    continue  # which of two equal classes is a matter of rounding
                 wanted = np.mean([one[metric] for one in expected])
                 np.testing.assert_allclose(
                     row[prefix + metric], wanted, rtol=2e-3, atol=2e-5, err_msg=prefix + metric
