@@ -269,7 +269,6 @@ def test_with_the_threshold_chosen_one_image_takes_less_time(seed, tmp_path):
     wrong = np.argmax(found["outputs"], axis=1) != labels
     np.testing.assert_allclose(wrong.mean(), chosen["error"], atol=0.002)
     early, whole = median_times(served, images[:60])
-    print(chosen, early, whole)
     assert early < 0.9 * whole
 
 
