@@ -2,6 +2,7 @@
 
 import random
 
+import keras
 import numpy as np
 import pandas as pd
 import pytest
@@ -144,6 +145,22 @@ def test_control():
     np.testing.assert_allclose(frame["untrained"], expected["cka"], rtol=1e-5)
     np.testing.assert_allclose(frame["cka"][[0, 4, 8]], 1)
     assert (frame["untrained"][[0, 4, 8]] < 0.999).all()
+
+
+def test_initializers_with_seeds_are_drawn_anew():
+    """Otherwise, the two untrained networks would be one, with a similarity of 1."""
+    seeded = keras.initializers.GlorotUniform(seed=1)
+    images = state = keras.Input((8, 8, 3))
+    for _ in range(2):
+        state += keras.layers.Conv2D(3, 3, padding="same", kernel_initializer=seeded)(state)
+    model = keras.Model(images, keras.layers.Flatten()(state))
+    frames = [
+        probes.similarity(model, (random_batch(network(), images=20)[0],), seed=seed)
+        for seed in (3, 3, 4)
+    ]
+    assert (frames[0]["untrained"] < 0.99).all()
+    pd.testing.assert_frame_equal(frames[0], frames[1])
+    assert not frames[0]["untrained"].equals(frames[2]["untrained"])
 
 
 def test_padding_is_left_out():

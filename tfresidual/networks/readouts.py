@@ -30,6 +30,7 @@ class _Standardized(keras.layers.Layer):
 
     def build(self, input_shape):
         width, zeros = input_shape[-1], {"initializer": "zeros"}
+        self.input_spec = keras.layers.InputSpec(axes={-1: width})
         self.kernel = self.add_weight((width, self.units), name="kernel", **zeros)
         self.bias = self.add_weight((self.units,), name="bias", **zeros)
         if self.has_control:
