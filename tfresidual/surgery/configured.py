@@ -49,7 +49,16 @@ def inner_config(model):
 # Models of keras-hub
 
 
-def _replaced(model, layer, other):
+def copied(model):
+    """Returns a copy of a model, as its file would hold it, not compiled."""
+    if not (is_of_hub(model) or type(model) is ResidualNetwork):
+        return _replaced(model)
+    made = type(model).from_config(model.get_config())
+    copy_state(parts_of(model), parts_of(made))
+    return made
+
+
+def _replaced(model, layer=None, other=None):
     """Returns a copy of a functional model that calls another layer in the place of one."""
     copies = []
 

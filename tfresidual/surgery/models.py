@@ -176,14 +176,13 @@ def rerouted(chain, route, weights, inputs=None, is_compiled=True):
         if output is not None and len(model.outputs) > 1:
             (model, _), output = with_output(model, output), None
         made = functional_model(model, chain, route, weights)
-    for images in _compared(chain, inputs):
-        _verify(made, chain, route, output, images)
+    verify(made, chain, route, output, inputs)
     if is_compiled and model.compiled:
-        _compile(made, model, whole.optimizer)
+        compile_as(made, model, whole.optimizer)
     return made
 
 
-def _compile(made, model, optimizer):
+def compile_as(made, model, optimizer):
     """Compiles a model with what another one was compiled with, or warns that it is not compiled.
 
     Losses and functions are the same objects; the optimizer and metrics are new ones.
@@ -239,6 +238,17 @@ def _route_of(chain, blocks, is_numbered):
         blocks = _pairs_of(blocks)
     if isinstance(blocks, str) or not hasattr(blocks, "__iter__"):
         blocks = [blocks]
+    return routes.drop(chain, *named_blocks(chain, blocks, is_numbered))
+
+
+def named_blocks(chain, blocks, is_numbered):
+    """Returns the pairs (stage, block) of blocks that are given so, or by names; a list.
+
+    Args:
+        chain: the chain.
+        blocks: pairs and names.
+        is_numbered: whether the chain was given, so that its numbers are known.
+    """
     numbers = {f"stage{block.stage}/block{block.index}": [block] for block in chain.blocks}
     named = collections.defaultdict(lambda: collections.defaultdict(list))
     for block in chain.blocks:
@@ -258,7 +268,7 @@ def _route_of(chain, blocks, is_numbered):
         else:
             names = ", ".join(known)
             raise ArgumentError("blocks", f"name blocks of {chain.name}, of {names}", one)
-    return routes.drop(chain, *pairs)
+    return pairs
 
 
 def _pairs_of(plan):
@@ -287,17 +297,18 @@ def _is_open(tensor):
     return len(tensor.shape) in (2, 3) and tensor.shape[1] is None
 
 
-def _verify(made, chain, route, output, images):
+def verify(made, chain, route, output=None, inputs=None):
     """Raises a `ValueError` unless a model computes what a route of a chain computes."""
-    expected = named_outputs(routes.follow(chain, route)(images))
-    if output is None:
-        outputs = made(images, training=False)
-    else:
-        outputs = sources.chain(made, output=output).reference(images)
-    part, most, largest = difference(named_outputs(outputs), expected)
-    if not part <= allowed_difference(layer.compute_dtype for layer in made.layers):
-        raise refusal(
-            chain,
-            f"rebuilt, its outputs differ from those of the route by up to {most:.3g}, of up to "
-            f"{largest:.3g}",
-        )
+    for images in _compared(chain, inputs):
+        expected = named_outputs(routes.follow(chain, route)(images))
+        if output is None:
+            outputs = made(images, training=False)
+        else:
+            outputs = sources.chain(made, output=output).reference(images)
+        part, most, largest = difference(named_outputs(outputs), expected)
+        if not part <= allowed_difference(layer.compute_dtype for layer in made.layers):
+            raise refusal(
+                chain,
+                f"rebuilt, its outputs differ from those of the route by up to {most:.3g}, of up "
+                f"to {largest:.3g}",
+            )
