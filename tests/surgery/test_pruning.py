@@ -239,7 +239,7 @@ def test_images_are_the_same_whenever_they_are_read(name, kind, is_refused):
         surgery.prune(trained(), **given, blocks=2, batch_sizes=())
 
 
-@pytest.mark.parametrize("distil", [0.0, pytest.param(0.5, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("distil", [None, pytest.param("outputs", marks=pytest.mark.nightly)])
 def test_a_pruned_network_gets_back_what_it_lost(distil):
     net, test = trained(), digits(400, 2)
     before = [weight.numpy() for weight in net.weights]
@@ -265,28 +265,134 @@ def test_a_pruned_network_gets_back_what_it_lost(distil):
         np.testing.assert_array_equal(weight, value)
 
 
-def test_labels_with_a_share_of_predictions_are_those_of_the_definition():
-    """The loss of the first step, by hand."""
-    net, data = trained(), digits(32, 4)
-    seen = []
-    stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(logs))
-    smaller, _ = surgery.prune(
-        net,
+def after_one_step(model, data, plan, **options):
+    """The loss of a step of SGD without the blocks of a plan, and the trained weights after it."""
+    losses = []
+    seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs))
+    keras.utils.set_random_seed(0)
+    smaller, frame = surgery.prune(
+        model,
         data,
-        blocks=1,
+        blocks=plan["step"].max(),
         by="l2_ratio",
         test=data,
         statistics=False,
         epochs=1,
-        distil=0.25,
-        optimizer=keras.optimizers.SGD(1e-12),
-        callbacks=[stop],
+        optimizer=keras.optimizers.SGD(0.1),
+        callbacks=[seen],
         batch_sizes=(),
+        **options,
     )
-    teacher, student = net.predict(data[0], verbose=0), smaller(data[0], training=True)
-    soft = 0.75 * np.eye(4)[data[1]] + 0.25 * teacher
-    expected = -(soft * np.log(np.asarray(student))).sum(axis=1).mean()
-    assert seen[0]["loss"] == pytest.approx(expected, rel=1e-3)
+    assert frame["block"][: len(plan)].tolist() == plan["block"].tolist()
+    return losses[0]["loss"], [one.numpy() for one in smaller.trainable_variables]
+
+
+def states_in(model, part):
+    """The model of the outputs of all layers with a part of a name."""
+    return keras.Model(model.input, [one.output for one in model.layers if part in one.name])
+
+
+def distance(states, others, counts=1.0, total=np.sum):
+    """The mean of |s - h|^2 / |h|^2 where positions count."""
+    pairs = zip(states, others, strict=True)
+    found = [total(counts * (s - h) ** 2) / total(counts * h**2) for s, h in pairs]
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("kind", ["outputs", "states", "places"])
+def test_a_distance_is_added_to_the_loss(kind):
+    """By hand, as are its gradients; with the weight 0, all is as without it."""
+    net, data = trained(), digits(32, 4)
+    plan = surgery.plan(net, data, blocks=1, by="l2_ratio", test=data, batch_sizes=())
+    (gone,), smaller = plan["block"][1:], surgery.without_blocks(net, plan)
+    kept = [block for block in range(4) if block != gone]
+    options = {"distil": "states" if kind == "places" else kind}
+    pairs = [(place, block + (block + 1 == gone)) for place, block in enumerate(kept)]
+    if kind == "places":
+        pairs = [(2, 0), (0, 3)]
+        options["places"] = {(1, kept[place]): (1, other) for place, other in pairs}
+    # A step gives batch normalization new statistics before states are compared.
+    predictions, _ = net.predict(data[0], verbose=0), smaller(data[0], training=True)
+    whole = states_in(net, "_block").predict(data[0], verbose=0)
+
+    def by_hand(dtype, total):
+        if kind == "outputs":
+            outputs = keras.ops.log(smaller(data[0], training=True))
+            return -total(predictions.astype(dtype) * keras.ops.cast(outputs, dtype)) / 32
+        own = states_in(smaller, "_block")(data[0], training=False)
+        own = [keras.ops.cast(one, dtype) for one in own]
+        others = [whole[other].astype(dtype) for _, other in pairs]
+        return distance([own[place] for place, _ in pairs], others, total=total)
+
+    plain, none, found = (
+        after_one_step(net, data, plan, **others)
+        for others in ({}, *(options | {"distil_weight": weight} for weight in (0, 2.5)))
+    )
+    for weight, other in zip(plain[1], none[1], strict=True):
+        np.testing.assert_array_equal(weight, other)
+    assert found[0] - none[0] == pytest.approx(2.5 * by_hand("float64", np.sum), rel=1e-4)
+    with tf.GradientTape() as tape:
+        loss = 2.5 * by_hand("float32", keras.ops.sum)
+    weights = [one.value for one in smaller.trainable_variables]
+    gradients = tape.gradient(loss, weights, unconnected_gradients="zero")
+    for weight, other, gradient in zip(found[1], none[1], gradients, strict=True):
+        np.testing.assert_allclose(weight - other, -0.1 * gradient, rtol=1e-3, atol=2e-6)
+
+
+def test_padding_is_in_no_distance():
+    """Of an encoder of keras-hub, whose layers are blocks as a whole."""
+    import keras_hub
+    from sources import zoo
+
+    model, rng = zoo.build("BertTextClassifier"), np.random.default_rng(0)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, jit_compile=False)
+    inputs = {one.name: rng.integers(0, 2, (6, 8)).astype(one.dtype) for one in model.inputs}
+    inputs["padding_mask"] = (np.arange(8) < rng.integers(2, 9, (6, 1))).astype("int32")
+    labels = rng.integers(0, model.output_shape[-1], 6)
+    data = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(6)
+    chain = tfr.chain(model, blocks=keras_hub.layers.TransformerEncoder)
+    plan = surgery.plan(chain, data, blocks=1, by="l2_ratio", test=data, batch_sizes=())
+    # Of two layers; the one that stays is trained towards the last one.
+    smaller = surgery.without_blocks(chain, plan)
+    *own, target = (
+        states_in(one.backbone, "transformer_layer").predict(inputs, verbose=0)
+        for one in (smaller, model)
+    )
+    counts = inputs["padding_mask"][:, :, None].astype("float64")
+    expected = distance(own, target[-1:], counts)
+    losses = [
+        after_one_step(chain, data, plan, distil="states", distil_weight=weight)[0]
+        for weight in (0, 100)
+    ]
+    assert losses[1] - losses[0] == pytest.approx(100 * expected, rel=1e-3)
+
+
+def test_states_come_closer():
+    """Than before the training, and than with the labels alone."""
+    net, data, test = trained(), digits(512, 1), digits(100, 2)
+    whole = states_in(net, "_block").predict(test[0], verbose=0)
+    found = {}
+    for distil, epochs in ((None, 0), (None, 3), ("states", 3)):
+        keras.utils.set_random_seed(0)
+        optimizer = keras.optimizers.Adam(0.003) if epochs else None
+        smaller, frame = surgery.prune(
+            *(net, data),
+            blocks=2,
+            by="l2_ratio",
+            test=test,
+            epochs=epochs,
+            optimizer=optimizer,
+            distil=distil,
+            batch_sizes=(),
+        )
+        gone = frame["block"][1:3].tolist()
+        kept = [block for block in range(4) if block not in gone]
+        after = [end - 1 for end in [*kept[1:], 4]]
+        own = states_in(smaller, "_block").predict(test[0], verbose=0)
+        found[distil, epochs] = distance(own, [whole[place] for place in after])
+    closest = found.pop(("states", 3))
+    assert all(closest < 0.9 * other for other in found.values()), (closest, found)
 
 
 def at_its_end():
@@ -303,7 +409,7 @@ def several():
 @pytest.mark.filterwarnings("ignore:The network is no better")
 @pytest.mark.parametrize(
     ("optimizer", "distil"),
-    [(several, 0.0), pytest.param(at_its_end, 0.5, marks=pytest.mark.nightly)],
+    [(several, None), pytest.param(at_its_end, "states", marks=pytest.mark.nightly)],
 )
 def test_training_takes_what_the_model_was_compiled_with(optimizer, distil):
     """Functions of one's own, and an optimizer like that of the model, from the first step on."""
@@ -369,6 +475,21 @@ def at_rate_zero():
     return net
 
 
+def relu_after_additions():
+    """Without the second block of every stage, no block has the activation any more."""
+    state = inputs = keras.Input((8, 8, 3))
+    for width in (4, 8, 16):
+        for strides in (2, 1):
+            branch = layers.Conv2D(width, 3, strides, "same")(state)
+            shortcut = layers.Conv2D(width, 1, 2)(state) if strides == 2 else state
+            state = layers.ReLU()(layers.Add()([branch, shortcut]))
+    state = layers.GlobalAveragePooling2D()(state)
+    model = keras.Model(inputs, layers.Dense(5, "softmax")(state))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+DISTIL = {"distil": "states", "epochs": 1}
 SHARING = {"blocks": 3, "widths": (4,), "share_from": 0}
 # What is given beside, or in place of, a model, data and one block to take out.
 REFUSED = {
@@ -390,8 +511,12 @@ REFUSED = {
         ({"model": lambda: random_network(**SHARING)}, "model"),
     ],
     "prune": [
-        *(({"distil": value, "epochs": 1}, "distil") for value in (-0.1, 1.1, "1", True)),
-        ({"distil": 0.5}, "distil"),
+        *(({"distil": value, "epochs": 1}, "distil") for value in (0.5, "logits", True)),
+        ({"distil": "states"}, "distil"),
+        *((DISTIL | {"distil_weight": v}, "distil_weight") for v in (-0.1, "1", np.nan)),
+        *((DISTIL | {"places": v}, "places") for v in ({}, {(9, 0): (1, 0)}, {(1, 1): (1, 9)})),
+        ({"places": {(1, 1): (1, 2)}, "distil": "outputs", "epochs": 1}, "places"),
+        (DISTIL | {"model": lambda: relu_after_additions(), "blocks": 3}, "distil"),
         ({"optimizer": "sgd"}, "optimizer"),
         ({"optimizer": "sdg", "epochs": 1}, "optimizer"),
         ({"optimizer": 3, "epochs": 1}, "optimizer"),

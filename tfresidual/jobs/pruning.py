@@ -35,6 +35,7 @@ from tfresidual.machine.locks import locked
 from tfresidual.report import pruning_sections, write
 from tfresidual.report.pruning import outcome_text
 from tfresidual.report.study import images_text
+from tfresidual.routing.data import batches_of
 from tfresidual.sources import chain as chain_of
 from tfresidual.sources.keras_file import model_in
 from tfresidual.surgery.planning import Goal
@@ -221,7 +222,10 @@ def _made(folder, model, chain, frame, origin, settings, train, validation, judg
     """Returns the smaller network and the frame of `tfresidual.surgery.prune`."""
     say(console, f"making the network of {int(frame['blocks_left'].iloc[-1])} blocks")
     keras.utils.set_random_seed(settings.seed)
-    made, frame = planned(frame, datasets.plain(train), judge, origin.statistics)
+    plain = datasets.plain(train)
+    images, *_ = next(batches_of(plain, chain, with_labels=False))
+    made = surgery.without_blocks(chain, frame, inputs=images)
+    frame = planned(made, frame, plain, judge, origin.statistics)
     if origin.tuning_epochs:
         say(console, f"training without the blocks: {origin.tuning_epochs} epochs")
         keras.utils.set_random_seed(settings.seed)
@@ -244,7 +248,7 @@ def _made(folder, model, chain, frame, origin, settings, train, validation, judg
             console=console,
         )
         made = result.network
-        remeasured(made, datasets.plain(train), chain, origin.statistics)
+        remeasured(made, plain, chain, origin.statistics)
         frame = judge.added(frame, made, TUNED)
     return made, frame
 

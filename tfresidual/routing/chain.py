@@ -146,10 +146,13 @@ class Stage:
 
 
 class Source(NamedTuple):
-    """The Keras model that a chain was made of, and the `inputs` and `output` given with it."""
+    """The Keras model that a chain was made of, and what `tfresidual.chain` was given with it."""
 
     model: keras.Model
+    blocks: Any = None
+    expand_nested: Any = None
     inputs: Any = None
+    padding: str | bool | None = None
     output: str | int | None = None
 
 

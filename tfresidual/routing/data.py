@@ -149,11 +149,9 @@ def _count(images):
 def _tensors(chain, images, labels, weights, with_labels):
     """Returns images, labels, and the weights of images and of positions, or `None`."""
     if chain is None:
-        like, place = keras.tree.map_structure(lambda _: "float32", images), None
+        images, place = keras.tree.map_structure(lambda one: _input(one, "float32"), images), None
     else:
-        like, place = chain.input_dtype, chain.label_place
-        images = in_structure(images, like, chain.input_names)
-    images = keras.tree.map_structure(_input, images, like)
+        images, place = inputs_for(chain, images), chain.label_place
     if labels is None and with_labels:
         raise ArgumentError("data", "hold labels, since they are read", received="images alone")
     if labels is None:
@@ -180,6 +178,12 @@ def _tensors(chain, images, labels, weights, with_labels):
             received=f"{_count(images)} images, {len(labels)} labels and {len(of_images)} weights",
         )
     return images, labels, of_images, of_positions
+
+
+def inputs_for(chain, images):
+    """Returns the images of a batch as tensors, in the structure that a chain takes."""
+    like = chain.input_dtype
+    return keras.tree.map_structure(_input, in_structure(images, like, chain.input_names), like)
 
 
 def _input(values, declared):

@@ -5,6 +5,8 @@ TensorFlow would otherwise trace, optimize and keep the same operations once per
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import json
 
@@ -36,15 +38,26 @@ METHODS = {
     "branch": lambda unit, state: unit.branch(state, training=False),
     "join": lambda unit, base, branch: unit.join(base, branch, training=False),
 }
+_HAVE_GRADIENTS = contextvars.ContextVar("have_gradients", default=False)
 # Settings of a layer that change nothing at inference.
 IDLE = ("name", "trainable", "initializer", "regularizer", "constraint")
+
+
+@contextlib.contextmanager
+def gradients_of_weights():
+    """Inside, units are called as they are, one by one: their weights have gradients."""
+    before = _HAVE_GRADIENTS.set(True)
+    try:
+        yield
+    finally:
+        _HAVE_GRADIENTS.reset(before)
 
 
 class SharedCalls:
     """The functions of the residual units of one chain, compiled once per kind of unit.
 
     They are not inlined. Weights are arguments without gradients: probes ask only for gradients of
-    states.
+    states; see `gradients_of_weights`.
 
     Attributes:
         called: dict of the compiled functions, by their names.
@@ -80,7 +93,8 @@ class SharedCall:
         self._calls, self._unit, self._name = calls, unit, name
 
     def __call__(self, *states):
-        in_graph = tf.inside_function() and all(isinstance(state, tf.Tensor) for state in states)
+        are_shared = tf.inside_function() and not _HAVE_GRADIENTS.get()
+        in_graph = are_shared and all(isinstance(state, tf.Tensor) for state in states)
         shared = None
         if in_graph:
             shared = self.shared([tf.TensorSpec(state.shape, state.dtype) for state in states])

@@ -215,7 +215,7 @@ def _chain_of(source, options):
         return dataclasses.replace(
             found,
             strategy=mirrored_strategy(source.distribute_strategy),
-            source=Source(source, options["inputs"], options["output"]),
+            source=Source(source, **options),
         )
     raise ArgumentError(
         "source",

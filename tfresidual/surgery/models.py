@@ -235,7 +235,7 @@ def _route_of(chain, blocks, is_numbered):
         _check_numbers(chain, "blocks", is_numbered)
         return blocks
     if isinstance(blocks, pd.DataFrame):
-        blocks = _pairs_of(blocks)
+        blocks = pairs_of(blocks)
     if isinstance(blocks, str) or not hasattr(blocks, "__iter__"):
         blocks = [blocks]
     return routes.drop(chain, *named_blocks(chain, blocks, is_numbered))
@@ -271,7 +271,7 @@ def named_blocks(chain, blocks, is_numbered):
     return pairs
 
 
-def _pairs_of(plan):
+def pairs_of(plan):
     """Returns the pairs (stage, block) that go by the frame of a plan."""
     rows = plan[["stage", "block", "blocks"]].astype(int).itertuples(index=False)
     return [(stage, block + more) for stage, block, count in rows for more in range(count)]

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import keras
 import numpy as np
 import pandas as pd
-import tensorflow as tf
 
-from tfresidual.definitions.arguments import ArgumentError, check_number
+from tfresidual.definitions.arguments import ArgumentError, check_choice, check_number
 from tfresidual.definitions.averages import STANDARD_ERRORS
 from tfresidual.definitions.warning import warn
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.data import batches_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
-from tfresidual.surgery.models import chain_of, without_blocks
+from tfresidual.surgery.distillation import from_outputs, from_states
+from tfresidual.surgery.models import chain_of, pairs_of, without_blocks
 from tfresidual.surgery.planning import check_read_again, halves, outcome, plan
 from tfresidual.surgery.statistics import UPDATES, update_statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Literal
 
     from tfresidual.definitions.types import ChainSource, Frame, Images
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # What a row of the frame of `prune` is about.
 WHOLE, REMOVED, STATISTICS, TUNED = "network", "removed", "statistics", "fine-tuned"
+# What a smaller network can learn from the whole one.
+OUTPUTS, STATES = "outputs", "states"
 
 
 class Pruned(NamedTuple):
@@ -54,7 +56,9 @@ def prune(
     statistics: bool = True,
     epochs: int = 0,
     optimizer: str | keras.Optimizer | None = None,
-    distil: float = 0.0,
+    distil: Literal["outputs", "states"] | None = None,
+    distil_weight: float = 1.0,
+    places: Mapping[tuple[int, int], tuple[int, int]] | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     batch_sizes: Iterable[int] = (1, 256),
     memory_limit: float = MEMORY_LIMIT,
@@ -92,9 +96,18 @@ def prune(
         optimizer: for this training, one that has trained nothing yet; by default a new one with
             the configuration of that of `model`: with the learning rate it has now, or its schedule
             from the first step on.
-        distil: float from 0 to 1, the share of the predictions of `model` in the labels of this
-            training. The loss is then the cross-entropy with (1 - distil) label + distil prediction
-            whatever `model` was compiled with; for outputs that are one row of classes per image.
+        distil: what this training learns from `model`, beside the labels: the loss is the one that
+            `model` was compiled with + distil_weight * distance. For `"outputs"`, which must be one
+            row of classes per image, the distance is the cross-entropy with the predictions of
+            `model`. For `"states"`, it is the mean over places of |s - h|^2 / |h|^2, where s is a
+            state of the smaller network and h one of `model`, both at inference and without
+            padding, summed over a batch: 0 if they are equal, 1 for s = 0. All images count alike.
+            A step takes another pass through the smaller network, and one forward through `model`.
+        distil_weight: float, 0 or more.
+        places: which states correspond, for `distil="states"`: a dict from blocks that stay to
+            blocks, both pairs (stage, block) of `model`, after which the states are taken; these
+            must have one shape. By default, every block that stays, and the last block of its stage
+            before the next that stays: so it learns what the blocks taken out after it did.
         callbacks: `keras.callbacks.Callback`s of this training.
         batch_sizes: see `plan`.
         memory_limit: see `plan`.
@@ -110,9 +123,16 @@ def prune(
         ValueError: if an argument cannot be used; nothing is trained then.
 
     Reference:
-        Hinton et al. 2015, https://arxiv.org/abs/1503.02531, on distillation.
+        Hinton et al. 2015, https://arxiv.org/abs/1503.02531, section 2, for outputs; Romero et al.
+        2015, https://arxiv.org/abs/1412.6550, equation 3, for states (there, of one layer and
+        through a regressor); Jiao et al. 2020, https://arxiv.org/abs/1909.10351, equation 8, for
+        those of several layers.
     """
-    check_number("distil", distil, at_least=0, at_most=1)
+    if distil is not None:
+        check_choice("distil", distil, (OUTPUTS, STATES))
+    check_number("distil_weight", distil_weight, at_least=0)
+    if places is not None and distil != STATES:
+        raise ArgumentError("places", "not be given without `distil='states'`", places)
     chain = chain_of(model)
     model = chain.source.model
     optimizer = _checked_training(model, epochs, optimizer, distil, callbacks)
@@ -138,25 +158,35 @@ def prune(
             raise
         raise ArgumentError("selection", error.must, received=error.received) from error
     judge = Judge(chain, test, memory_limit)
-    made, frame = planned(frame, data, judge, statistics)
+    images, *_ = next(batches_of(data, chain, with_labels=False))
+    made = without_blocks(chain, frame, inputs=images)
+    distance = from_outputs(chain) if distil == OUTPUTS else None
+    if distil == STATES:
+        distance = from_states(chain, made, pairs_of(frame), places, images)
+    frame = planned(made, frame, data, judge, statistics)
     if epochs:
-        _train(made, chain, data, test, epochs, optimizer, distil, callbacks, progress)
+        options = {"epochs": epochs, "callbacks": list(callbacks)}
+        options["verbose"] = "auto" if progress else 0
+        # Its metrics are not those of the whole network, unless these cannot be made anew.
+        compiled = made if made.compiled else model
+        made.compile(**compiled._compile_config.config | {"optimizer": optimizer})
+        _train(made, data, test, distil_weight, distance, options)
         remeasured(made, data, judge.chain, statistics)
         frame = judge.added(frame, made, TUNED)
     return Pruned(made, frame)
 
 
-def planned(plan, data, judge, statistics):
-    """Returns the model that a plan leaves, and the frame of `prune` until then.
+def planned(made, plan, data, judge, statistics):
+    """Returns the frame of `prune` until there is the model that a plan leaves.
 
     Args:
+        made: that model.
         plan: the frame of the plan.
         data: images for the statistics of batch normalization.
         judge: a `Judge`.
         statistics: whether they are measured again, if there are some.
     """
-    images, *_ = next(batches_of(data, judge.chain, with_labels=False))
-    made, frame = without_blocks(judge.chain, plan, inputs=images), plan.copy()
+    frame = plan.copy()
     frame.insert(0, "what", [WHOLE, *[REMOVED] * (len(frame) - 1)])
     if remeasured(made, data, judge.chain, statistics):
         frame = judge.added(frame, made, STATISTICS)
@@ -167,7 +197,7 @@ def planned(plan, data, judge, statistics):
                 "one: those of the whole network have not settled either. Give them to it before, "
                 "with `tfresidual.surgery.update_statistics`, and both are compared alike."
             )
-    return made, frame
+    return frame
 
 
 def remeasured(model, data, chain, statistics):
@@ -239,10 +269,9 @@ def _checked_training(model, epochs, optimizer, distil, callbacks):
     compiled = getattr(model, "_compile_config", None)
     if compiled is None:
         raise ArgumentError("model", "be compiled, to be trained", received=f"{model.name}")
-    if distil and [len(tensor.shape) for tensor in model.outputs] != [2]:
-        raise ArgumentError(
-            "distil", "be 0 unless the network has one row of classes per image", distil
-        )
+    if distil == OUTPUTS and [len(tensor.shape) for tensor in model.outputs] != [2]:
+        what = "not be 'outputs' unless the network has one row of classes per image"
+        raise ArgumentError("distil", what, distil)
     own = compiled.config["optimizer"]
     try:
         new = keras.optimizers.get(optimizer) or type(own).from_config(own.get_config())
@@ -261,56 +290,24 @@ def _checked_training(model, epochs, optimizer, distil, callbacks):
     return new
 
 
-def _train(made, chain, data, test, epochs, optimizer, distil, callbacks, progress):
-    """Trains a smaller model further, on labels that hold a share of the predictions of another."""
-    fit = {"epochs": epochs, "callbacks": list(callbacks), "verbose": "auto" if progress else 0}
-    # Its metrics are not those of the whole network, unless these cannot be made anew.
-    compiled = made if made.compiled else chain.source.model
-    options = compiled._compile_config.config | {"optimizer": optimizer}
-    made.compile(**options)
-    if not distil:
-        are_arrays = isinstance(data, (tuple, list))
-        parts = tuple(data) if are_arrays else (data,)
-        test = tuple(test) if isinstance(test, list) else test
-        # Data in batches does its own shuffling.
-        fit |= {"validation_data": test, "shuffle": are_arrays}
-        made.fit(**dict(zip(("x", "y", "sample_weight"), parts, strict=False)), **fit)
-        return
-    is_label = chain.outputs.startswith("label") or made.outputs[0].shape[-1] == 1
-    kind = keras.losses.BinaryCrossentropy if is_label else keras.losses.CategoricalCrossentropy
-    loss = kind(from_logits=chain.outputs.endswith("logits"))
-    made.compile(optimizer, loss, metrics=["accuracy"])
-    softened = _Softened(chain, data, distil, is_label)
-    made.fit(softened.batches(), steps_per_epoch=softened.count(), shuffle=False, **fit)
-    made.compile(**options)
+def _train(made, data, test, weight, distance, options):
+    """Trains a smaller model further, with a distance, or `None`, added to its loss."""
+    if distance is not None:
+        # An attribute of the object takes the place of the method of its class.
+        vars(made)["compute_loss"] = _with_distance(made.compute_loss, weight, distance)
+    are_arrays = isinstance(data, (tuple, list))
+    parts = tuple(data) if are_arrays else (data,)
+    given = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+    test = tuple(test) if isinstance(test, list) else test
+    # Data in batches does its own shuffling.
+    made.fit(**given, validation_data=test, shuffle=are_arrays, **options)
+    if vars(made).pop("compute_loss", None):
+        made.make_train_function(force=True)
 
 
-class _Softened:
-    """Batches of data whose labels are, to a share, what a network predicts."""
+def _with_distance(own, weight, distance):
+    def compute_loss(x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = own(x, y, y_pred, sample_weight, training=training)
+        return loss + weight * distance(x, y_pred, sample_weight) if training else loss
 
-    def __init__(self, chain, data, share, is_label):
-        self.chain, self.data, self.share, self.is_label = chain, data, share, is_label
-        self.predict = tf.function(chain.__call__, reduce_retracing=True)
-
-    def count(self):
-        """Returns the number of batches."""
-        return sum(1 for _ in batches_of(self.data, self.chain))
-
-    def batches(self):
-        """Yields batches `(images, labels, weights)` without end."""
-        while True:
-            for images, labels, weights in batches_of(self.data, self.chain):
-                yield images, self._soft(images, labels), weights
-
-    def _soft(self, images, labels):
-        outputs = self.predict(images)
-        if self.chain.outputs.endswith("logits"):
-            outputs = tf.sigmoid(outputs) if self.is_label else tf.nn.softmax(outputs)
-        outputs = tf.cast(outputs, tf.float32)
-        if labels.shape != outputs.shape:
-            if self.is_label:
-                labels = tf.reshape(labels, tf.shape(outputs))
-            else:
-                flat = tf.reshape(labels, [-1])
-                labels = tf.one_hot(tf.cast(flat, tf.int32), outputs.shape[-1])
-        return (1 - self.share) * tf.cast(labels, tf.float32) + self.share * outputs
+    return compute_loss
