@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tfresidual.definitions.types import ChainSource, Frame
 
 WEIGHTS = ("copy", "share")
+# The bits of a block that a plan takes out.
+GONE = 0
 
 
 def without_blocks(
@@ -167,6 +169,7 @@ def rerouted(chain, route, weights, inputs=None, is_compiled=True):
     With `is_compiled`, it is compiled as the model of the chain is, or a warning says why not.
     """
     (route,) = routes.checked_routes(chain, [route])
+    routes.check_own_weights("blocks", route)
     if any(application.scale != 1 for stage in route.stages for application in stage):
         raise ArgumentError("blocks", "be a route without scaled branches", received=f"{route}")
     whole = model = chain.source.model
@@ -272,7 +275,9 @@ def named_blocks(chain, blocks, is_numbered):
 
 
 def pairs_of(plan):
-    """Returns the pairs (stage, block) that go by the frame of a plan."""
+    """Returns the pairs (stage, block) that go by the frame of a plan; rounded ones stay."""
+    if "bits" in plan:
+        plan = plan[plan["bits"] == GONE]
     rows = plan[["stage", "block", "blocks"]].astype(int).itertuples(index=False)
     return [(stage, block + more) for stage, block, count in rows for more in range(count)]
 

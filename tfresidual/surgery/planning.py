@@ -23,13 +23,15 @@ from tfresidual.definitions.averages import rise_over, weighted_mean
 from tfresidual.definitions.chance import chance_text, warn_of_chance
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.block_importance import CRITERIA, block_importance
+from tfresidual.probes.round_blocks import rounding, savings
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.agreement import allowed_for
 from tfresidual.routing.costs import Costs, name_of
 from tfresidual.routing.data import batches_of, first_batch
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
+from tfresidual.routing.rounding import CHANNEL, WHOLE, bytes_of, check_bits, kernels_by_block
 from tfresidual.surgery.graphs import layers_of
-from tfresidual.surgery.models import chain_of, rerouted
+from tfresidual.surgery.models import GONE, chain_of, rerouted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 # Subsets that `exact` compares at most.
 MOST_SUBSETS = 5000
 PLAN_COLUMNS = ("step", "stage", "block", "blocks")
+MIB = 2**20
 
 
 def plan(
@@ -50,6 +53,8 @@ def plan(
     blocks: int | None = None,
     speed: float | None = None,
     most_error: float | None = None,
+    most_bytes: int | None = None,
+    bits: Iterable[int] | None = None,
     by: Literal["loss", "influence", "angular", "first_order", "l2_ratio"] = "loss",
     exact: bool = False,
     stages: Iterable[int] | None = None,
@@ -70,6 +75,10 @@ def plan(
     of those of their blocks. Left alone are blocks that change the shape of the state, that share
     weights with others, and that `without_blocks` refuses.
 
+    With `bits`, weights may also be rounded, as by `tfresidual.probes.round_blocks`: in every step
+    one block goes or gets fewer bits, that by which the loss rises least per byte. Blocks that
+    change the shape of the state may be rounded, too.
+
     Example:
 
     >>> steps = plan(net, test, blocks=2, by="l2_ratio", batch_sizes=())
@@ -81,12 +90,15 @@ def plan(
         model: a network as `without_blocks` takes it, or its chain, compiled with a loss.
         data: images and labels to choose on, see `tfresidual.definitions.types.Images`. It is read
             again in every step, and must hold the same images each time.
-        blocks: int, how many blocks go, or layers that hold them. Give this, `speed` or
-            `most_error`.
+        blocks: int, how many blocks go, or layers that hold them. Give this, `speed`, `most_error`
+            or `most_bytes`.
         speed: float over 1, how many times as fast the network is to be, by the measured time at
             the largest of `batch_sizes`.
         most_error: float, 0 or more: the plan ends before the error on `data` rises by more than
             this over that of the whole network, which must be better than chance.
+        most_bytes: int, what the weights of all layers may take at the end; with `bits`.
+        bits: ints from 2 to 31, such as `(8, 4)`, that blocks may be rounded to, one scale per
+            output channel; with `most_error` or `most_bytes`, and `by="loss"`.
         by: the criterion, see `tfresidual.probes.block_importance`; `"loss"` is the cross-entropy
             without the block.
         exact: whether all subsets of `blocks` blocks are compared by their cross-entropy, up to
@@ -114,6 +126,9 @@ def plan(
           shortest of 7 calls or more, in half a second at least, in turn with the whole network.
           They are noisy: eight measurements of one network on two busy cores differed by up to 1.8
           times with a batch of 1, and 1.9 times with one of 256. Measure on an idle machine.
+          Rounding changes none of these;
+        - with `bits`, also `bits`, those of the block after the step, 32 if it is whole and 0 if it
+          goes, and `bytes`, those of all weights as they are stored. The value is per MiB.
 
     Raises:
         ValueError: if an argument cannot be used, or not enough blocks can go.
@@ -125,7 +140,17 @@ def plan(
     check_choice("by", by, tuple(CRITERIA))
     check_memory_limit(memory_limit)
     batch_sizes = tuple(batch_sizes) if np.iterable(batch_sizes) else batch_sizes
-    goal = Goal(blocks, speed, most_error, max(batch_sizes, default=0))
+    goal = Goal(blocks, speed, most_error, most_bytes, max(batch_sizes, default=0))
+    if bits is not None:
+        bits = check_bits(bits)
+        if by != "loss" or WHOLE in bits or (blocks, speed) != (None, None):
+            raise ArgumentError(
+                "bits",
+                f"be below {WHOLE}, and given with by='loss' and `most_error` or `most_bytes`",
+                bits,
+            )
+    elif most_bytes is not None:
+        raise ArgumentError("bits", "be given with `most_bytes`", bits)
     if exact and (by != "loss" or blocks is None):
         raise ArgumentError(
             "exact", "be False unless by='loss' and `blocks` is given", by=by, blocks=blocks
@@ -142,7 +167,7 @@ def plan(
             "`tfresidual.surgery.without_blocks` takes them out",
             received=f"{chain.name}, whose outputs are values",
         )
-    units = _units(chain, stages)
+    units = _units(chain, stages, bits is not None)
     if goal.blocks is not None and goal.blocks > len(units):
         raise ArgumentError(
             "blocks",
@@ -157,7 +182,7 @@ def plan(
         )
     if test is None:
         data, test = halves(data)
-    planner = _Planner(model, chain, data, units, batch_sizes, memory_limit, by)
+    planner = _Planner(model, chain, data, units, batch_sizes, memory_limit, by, bits)
     with progress_bar("planning" if progress else None, goal.blocks) as advance:
         steps = planner.exact_steps(goal.blocks) if exact else planner.steps()
         rows = planner.until(goal, steps, advance)
@@ -171,6 +196,7 @@ class Goal:
     blocks: int | None
     speed: float | None
     most_error: float | None
+    most_bytes: int | None = None
     timed: int = 0
 
     def __post_init__(self):
@@ -186,9 +212,12 @@ class Goal:
             check_number("speed", self.speed, over=1)
         if self.most_error is not None:
             check_number("most_error", self.most_error, at_least=0, at_most=1)
+        check_int("most_bytes", self.most_bytes, at_least=1, or_none=True)
 
     def is_met(self, rows):
         """Returns whether the last of some rows ends the plan."""
+        if self.most_bytes is not None:
+            return rows[-1]["bytes"] <= self.most_bytes
         if self.speed is None:
             return len(rows) - 1 == self.blocks
         return self.speed_of(rows) >= self.speed
@@ -222,10 +251,11 @@ def halves(data):
     )
 
 
-def _units(chain, stages):
+def _units(chain, stages, with_changes=False):
     """Returns tuples of pairs (stage, block) that go together, those of one layer or single ones.
 
-    A block that changes the shape, or shares weights with another, is in none.
+    A block that shares weights with another is in none, nor is one that changes the shape without
+    `with_changes`.
     """
     chosen = {stage.index for stage in chain.stages}
     if stages is not None:
@@ -251,7 +281,8 @@ def _units(chain, stages):
         is_free = all(
             owners[id(variable)] <= places for block in group for variable in block.variables
         )
-        if is_free and all(block.keeps_shape and block.stage in chosen for block in group):
+        can_go = with_changes or all(block.keeps_shape for block in group)
+        if is_free and can_go and all(block.stage in chosen for block in group):
             found.append(tuple(sorted(places)))
     if not found:
         raise ArgumentError(
@@ -263,47 +294,87 @@ def _units(chain, stages):
 
 
 class _Planner:
-    """Takes blocks out of a network, on the images on which they are chosen."""
+    """Takes blocks out of a network, on the images on which they are chosen.
 
-    def __init__(self, model, chain, data, units, batch_sizes, memory_limit, by):
+    What is done in a step is a pair of a unit and the bits of its weights from then on, `GONE` if
+    it goes.
+    """
+
+    def __init__(self, model, chain, data, units, batch_sizes, memory_limit, by, bits=None):
         self.model, self.chain, self.data, self.units = model, chain, data, units
-        self.memory_limit, self.by = memory_limit, by
+        self.memory_limit, self.by, self.bits = memory_limit, by, bits
         batch = next(batches_of(data, chain))
         self.costs, self.refusal = Costs(model, batch[0], batch_sizes), None
         self.inputs = batch[0]
+        self.options = [(unit, GONE) for unit in units]
+        if bits is not None:
+            self._prepare_rounding()
         self.whole = None
         self.whole = self._evaluated([])
 
-    def without(self, units):
-        """Returns the route without some units."""
-        pairs = [pair for unit in units for pair in unit]
-        return routes.drop(self.chain, *pairs) if pairs else routes.unperturbed(self.chain)
+    def _prepare_rounding(self):
+        kernels = kernels_by_block(self.chain)
+        self.rounded = {
+            (place, count): rounding(own, count, CHANNEL)
+            for place, own in kernels.items()
+            for count in self.bits
+        }
+        blocks = {(block.stage, block.index): block for block in self.chain.blocks}
+        saved = {count: savings(kernels, count, CHANNEL) for count in self.bits}
+        saved[GONE] = {
+            place: sum(map(bytes_of, block.variables)) for place, block in blocks.items()
+        }
+        self.saved = {
+            (unit, count): sum(own[place] for place in unit)
+            for count, own in saved.items()
+            for unit in self.units
+        }
+        self.options = [
+            (unit, count)
+            for (unit, count), size in self.saved.items()
+            if size > 0 and (count != GONE or all(blocks[place].keeps_shape for place in unit))
+        ]
+
+    def bytes_after(self, steps):
+        """Returns the bytes of all weights after some steps."""
+        whole = sum(map(bytes_of, self.model.weights))
+        return whole - sum(self.saved[step] for step in dict(steps).items())
+
+    def after(self, steps):
+        """Returns the route after some steps, of which the last one of a unit counts."""
+        bits_of = {pair: bits for unit, bits in dict(steps).items() for pair in unit}
+        pairs = [pair for pair, bits in bits_of.items() if bits == GONE]
+        route = routes.drop(self.chain, *pairs) if pairs else routes.unperturbed(self.chain)
+        rounded = {pair: self.rounded[pair, bits] for pair, bits in bits_of.items() if bits}
+        return routes.with_weights(route, rounded, route.name) if rounded else route
 
     def steps(self):
-        """Yields units in the order in which they go, with values; what is refused stays."""
-        gone, left = [], list(self.units)
+        """Yields steps in their order, with values; what is refused stays."""
+        done, left = [], list(self.options)
         while left:
-            values = self._values(gone, left)
+            values = self._values(done, left)
             # Of equal ones the last, which most of the network does not see.
             order = sorted(range(len(left)), key=lambda i: (_known(values[i]), -i))
             for place in order:
                 if (yield left[place], values[place]):
-                    gone.append(left.pop(place))
+                    unit, bits = left[place]
+                    done.append((unit, bits))
+                    left = [one for one in left if one[0] != unit or one[1] < bits]
                     break
             else:
                 return
 
     def exact_steps(self, count):
-        """Yields the units of the best subset of a size, that which costs least first."""
-        subsets = list(itertools.combinations(self.units, count))
-        losses = self._losses([self.without(subset) for subset in subsets])
+        """Yields the steps of the best subset of a size, that which costs least first."""
+        subsets = list(itertools.combinations(self.options, count))
+        losses = self._losses([self.after(subset) for subset in subsets])
         left, gone = list(subsets[int(np.argmin([*map(_known, losses)]))]), []
         while left:
             values = self._values(gone, left)
             place = int(np.argmin([*map(_known, values)]))
-            unit, value = left.pop(place), values[place]
-            gone.append(unit)
-            if not (yield unit, value):
+            step, value = left.pop(place), values[place]
+            gone.append(step)
+            if not (yield step, value):
                 raise self.refusal
 
     def _losses(self, asked):
@@ -313,22 +384,28 @@ class _Planner:
 
     def _evaluated(self, asked):
         """Returns the values of routes on the images that are chosen on, read once more."""
-        asked = [self.without([]), *asked]
+        asked = [self.after([]), *asked]
         found = evaluate(self.chain, self.data, asked, memory_limit=self.memory_limit)
         if self.whole is not None:
             check_read_again("data", self.chain, self.whole, found)
         return found
 
-    def _values(self, gone, left):
-        """Returns the values of the criterion of units in the network without those that went."""
+    def _values(self, done, left):
+        """Returns the values of the criterion of steps in the network after those done."""
         if self.by == "loss":
             whole, *others = self._losses(
-                [self.without(gone), *(self.without([*gone, unit]) for unit in left)]
+                [self.after(done), *(self.after([*done, step]) for step in left)]
             )
             with np.errstate(invalid="ignore"):
-                return [float(one - whole) for one in others]
-        route = self.without(gone)
-        chain = routes.follow(self.chain, route) if gone else self.chain
+                rises = [float(one - whole) for one in others]
+            if self.bits is None:
+                return rises
+            now = self.bytes_after(done)
+            saved = [(now - self.bytes_after([*done, step])) / MIB for step in left]
+            pairs = zip(rises, saved, strict=True)
+            return [rise / size if size > 0 else math.inf for rise, size in pairs]
+        route = self.after(done)
+        chain = routes.follow(self.chain, route) if done else self.chain
         frame = block_importance(chain, self.data, by=self.by, memory_limit=self.memory_limit)
         places = [
             (stage, application.block)
@@ -336,79 +413,103 @@ class _Planner:
             for application in applications
         ]
         values = dict(zip(places, frame[CRITERIA[self.by]], strict=True))
-        return [float(sum(values[pair] for pair in unit)) for unit in left]
+        return [float(sum(values[pair] for pair in unit)) for unit, _ in left]
 
     def until(self, goal, steps, advance):
-        """Returns pairs of the units that go and a row of the frame, until a goal is met."""
-        rows = [self._row(0, ((0, 0),), 0, math.nan, self.whole) | self.costs.of_whole()]
+        """Returns pairs of steps and a row of the frame, until a goal is met."""
+        row = self._row(0, (((0, 0),), WHOLE), 0, math.nan, self.whole)
+        rows = [row | self._stored([]) | self.costs.of_whole()]
+        if goal.most_bytes is not None and goal.is_met(rows):
+            raise ArgumentError(
+                "most_bytes", f"be below the {rows[0]['bytes']:,} of the network", goal.most_bytes
+            )
         if goal.most_error is not None:
             self._check_chance(goal.most_error)
         else:
             warn_of_chance({"the images of the selection": self.whole})
-        gone, answer = [], None
+        done, answer, costs = [], None, {}
         while True:
             try:
-                unit, value = steps.send(answer)
+                step, value = steps.send(answer)
             except StopIteration:
                 break
-            route = self.without([*gone, unit])
             try:
-                # It is measured, and given to nobody.
-                made = rerouted(self.chain, route, "copy", self.inputs, is_compiled=False)
+                costs = self._costs([*done, step], costs)
             except ArgumentError as error:
                 self.refusal, answer = error, False
                 continue
-            answer, found = True, self._evaluated([route])
-            row = self._row(len(gone) + 1, unit, len(unit), value, found)
-            rows.append(row | self.costs.of(made))
+            answer, found = True, self._evaluated([self.after([*done, step])])
+            row = self._row(len(done) + 1, step, len(step[0]), value, found)
+            rows.append(row | self._stored([*done, step]) | costs)
             rows[0] |= self.costs.times_of_whole()
             if goal.is_exceeded(rows):
                 rows.pop()
                 break
-            gone.append(unit)
+            done.append(step)
             advance(1)
             if goal.is_met(rows):
                 break
-        if goal.blocks is not None and len(gone) < goal.blocks:
+        if goal.blocks is not None and len(done) < goal.blocks:
             raise ArgumentError(
                 "blocks",
-                f"be at most {len(gone)} for this network; of another one, `without_blocks` says: "
+                f"be at most {len(done)} for this network; of another one, `without_blocks` says: "
                 f"{self.refusal}",
                 goal.blocks,
             )
-        if goal.speed is not None and not (gone and goal.is_met(rows)):
+        if goal.speed is not None and not (done and goal.is_met(rows)):
             raise ArgumentError(
                 "speed",
-                f"be lower: without all {len(gone)} blocks that can go, the network is only "
+                f"be lower: without all {len(done)} blocks that can go, the network is only "
                 f"{goal.speed_of(rows):.3g} times as fast",
                 goal.speed,
             )
-        if not gone:
+        if goal.most_bytes is not None and not goal.is_met(rows):
+            raise ArgumentError(
+                "most_bytes",
+                f"be {rows[-1]['bytes']:,} or more, what is left if all that can go is gone",
+                goal.most_bytes,
+            )
+        if not done:
             raise ArgumentError(
                 "most_error",
                 "leave a block to take out: without the first one, the error on `data` rises by "
                 "more",
                 goal.most_error,
             )
-        return [*zip([(), *gone], rows, strict=True)]
+        return [*zip([(), *done], rows, strict=True)]
+
+    def _costs(self, steps, before):
+        """Returns the costs after some steps; rounding leaves those `before` as they are."""
+        if steps[-1][1] != GONE:
+            return before or self.costs.of_whole() | self.costs.times_of_whole()
+        gone = [step for step in steps if step[1] == GONE]
+        # It is measured, and given to nobody.
+        made = rerouted(self.chain, self.after(gone), "copy", self.inputs, is_compiled=False)
+        return self.costs.of(made)
+
+    def _stored(self, steps):
+        """Returns the column of the bytes after some steps, if weights may be rounded."""
+        return {} if self.bits is None else {"bytes": self.bytes_after(steps)}
 
     def _check_chance(self, most_error):
         """Raises a `ValueError` for a network that guesses, whose error cannot rise."""
         if text := chance_text(self.whole):
             raise ArgumentError("most_error", f"be left out. {text}", most_error)
 
-    def _row(self, step, unit, blocks, value, found):
+    def _row(self, number, step, blocks, value, found):
         """Returns what is known of a step before the test, from what a network does on `data`."""
+        (first, *_), bits = step
         return {
-            **dict(zip(PLAN_COLUMNS, (step, *unit[0], blocks), strict=True)),
+            **dict(zip(PLAN_COLUMNS, (number, *first, blocks), strict=True)),
+            **({} if self.bits is None else {"bits": bits}),
             "value": value,
             "error_selection": float(weighted_mean(found.wrong[-1], found.weights)),
         }
 
     def judged(self, rows, test):
         """Returns the frame of a plan, with what its networks do on other images."""
-        units, rows = zip(*rows, strict=True)
-        asked = [self.without(units[1 : end + 1]) for end in range(len(units))]
+        steps, rows = zip(*rows, strict=True)
+        asked = [self.after(steps[1 : end + 1]) for end in range(len(steps))]
         found = evaluate(self.chain, test, asked, memory_limit=self.memory_limit)
         warn_of_chance({"the images of the judgement": found})
         columns = outcome(found, found.wrong[0])
