@@ -115,6 +115,17 @@ def test_a_residual_network_stays_one(options):
     np.testing.assert_allclose(found(images), expected(images), rtol=1e-5, atol=1e-6)
 
 
+def test_blocks_of_no_bits_are_taken_out():
+    """As the frame of a plan has them: the whole network first, and the last row of a block."""
+    model = by_hand()
+    rows = [(0, 0, 32, 0), (1, 3, 8, 1), (1, 0, 0, 1), (1, 3, 4, 1)]
+    plan = pd.DataFrame(rows, columns=["stage", "block", "bits", "blocks"])
+    found = surgery.quantized(model, plan)
+    expected = surgery.quantized(surgery.without_blocks(model, [(1, 0)]), {(1, 2): 4})
+    images = images_of(model)[0]
+    np.testing.assert_array_equal(found(images), expected(images))
+
+
 REFUSED = {
     "too few bits": ({(1, 0): 1}, {}, "blocks"),
     "a share of a bit": ({(1, 0): 4.5}, {}, "blocks"),

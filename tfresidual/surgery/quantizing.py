@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING
 import keras
 import pandas as pd
 
+from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_int
 from tfresidual.routing import routes
 from tfresidual.routing.chain import Chain
 from tfresidual.routing.rounding import CHANNEL, WHOLE, check_per, kernels_of, rounded
 from tfresidual.surgery.configured import copied, is_of_hub
-from tfresidual.surgery.models import chain_of, compile_as, named_blocks, verify
+from tfresidual.surgery.models import (
+    chain_of,
+    compile_as,
+    named_blocks,
+    verify,
+    without_blocks,
+)
 from tfresidual.surgery.state import parts_of
 
 if TYPE_CHECKING:
@@ -47,7 +54,7 @@ def quantized(
 
     The copy is compared with the chain with rounded weights, and compiled as the model is, with a
     new optimizer. Quantized weights cannot be trained, rounded ones leave their grid in a training.
-    Take blocks out before, with `without_blocks`.
+    Its blocks cannot be taken out any more.
 
     At 8 bits, Keras' file remembers that only weights are rounded for layers with a configuration
     of their own: not for those inside of other layers, such as `MultiHeadAttention`, and of models
@@ -64,8 +71,10 @@ def quantized(
     Args:
         model: see `tfresidual.surgery.without_blocks`.
         blocks: the number of bits, 2 to 32, by block: a pair (stage, block) or a name, see
-            `tfresidual.surgery.without_blocks`. Or a frame with columns `stage`, `block` and
-            `bits`. Blocks with 32 bits, and those that are not in it, stay as they are.
+            `tfresidual.surgery.without_blocks`. Or the frame of a `tfresidual.surgery.plan` with
+            `bits`, or one with columns `stage`, `block` and `bits`; the last row of a block counts.
+            Blocks with 32 bits, and those that are not in it, stay as they are; those with 0 are
+            taken out first.
         per: what shares a scale, see `tfresidual.probes.round_blocks`; only with `"channel"`, Keras
             quantizes.
         inputs: see `tfresidual.surgery.without_blocks`.
@@ -79,7 +88,10 @@ def quantized(
     """
     chain = chain_of(model)
     check_per(per)
-    bits = _bits_of(chain, blocks, isinstance(model, Chain))
+    bits = _bits_by_block(chain, blocks, isinstance(model, Chain))
+    if 0 in bits.values():
+        chain, bits = _without_gone(chain, bits, inputs)
+    bits = _bits_by_variable(chain, bits)
     whole, route = chain.source.model, routes.unperturbed(chain)
     before = [(variable, variable.numpy()) for variable in whole.variables]
     try:
@@ -100,23 +112,55 @@ def quantized(
     return made
 
 
-def _bits_of(chain, blocks, is_numbered):
-    """Returns the bits of the variables of blocks, by their ids; raises a `ValueError`."""
+def _bits_by_block(chain, blocks, is_numbered):
+    """Returns the bits of blocks by pairs (stage, block); raises a `ValueError`."""
     if isinstance(blocks, pd.DataFrame):
-        rows = blocks[["stage", "block", "bits"]].astype(int).itertuples(index=False)
-        blocks = {(stage, block): bits for stage, block, bits in rows}
+        rows = blocks if "blocks" in blocks else blocks.assign(blocks=1)
+        rows = rows[["stage", "block", "bits", "blocks"]].astype(int).itertuples(index=False)
+        blocks = {(row[0], row[1] + more): row[2] for row in rows for more in range(row[3])}
+    found = {}
+    for key, bits in blocks.items():
+        if bits != 0:
+            check_int("blocks", bits, 2, WHOLE)
+        for pair in named_blocks(chain, [key], is_numbered):
+            routes.block_of(chain, "blocks", *pair, f"{key}")
+            found[tuple(pair)] = bits
+    return found
+
+
+def _without_gone(chain, bits, inputs):
+    """Returns the chain without blocks of 0 bits, and the bits of the others by their new places.
+
+    Raises:
+        ValueError: if the blocks of the new model are not those that are left.
+    """
+    gone = [pair for pair, own in bits.items() if own == 0]
+    made = sources.chain(without_blocks(chain, gone, inputs=inputs), inputs=inputs)
+    left = [
+        sum((stage.index, block.index) not in gone for block in stage.blocks)
+        for stage in chain.stages
+    ]
+    if left != [len(stage.blocks) for stage in made.stages]:
+        raise ArgumentError("blocks", "be taken out with `without_blocks` first", gone)
+    return made, {
+        (stage, block - sum((stage, before) in gone for before in range(block))): own
+        for (stage, block), own in bits.items()
+        if own
+    }
+
+
+def _bits_by_variable(chain, bits):
+    """Returns the bits of the variables of blocks, by their ids; raises a `ValueError`."""
     owners = collections.Counter(
         name for block in chain.blocks for name in set(map(id, block.variables))
     )
     found = {}
-    for key, bits in blocks.items():
-        check_int("blocks", bits, 2, WHOLE)
-        for pair in named_blocks(chain, [key], is_numbered):
-            block = routes.block_of(chain, "blocks", *pair, f"{key}")
-            own = [id(variable) for variable in block.variables]
+    for block in chain.blocks:
+        own, place = list(map(id, block.variables)), (block.stage, block.index)
+        if place in bits:
             if any(owners[name] > 1 for name in own):
-                raise ArgumentError("blocks", "share no weights with other blocks", key)
-            found |= dict.fromkeys(own, bits)
+                raise ArgumentError("blocks", "share no weights with other blocks", place)
+            found |= dict.fromkeys(own, bits[place])
     return found
 
 
