@@ -25,6 +25,7 @@ The lines go with most networks that predict classes, and the images that `model
 indices a network that is better than chance.
 
 ```python
+import keras
 import numpy as np
 
 import tfresidual as tfr
@@ -46,6 +47,17 @@ chain, test = tfr.chain(net), (images[:256], labels[:256])
 train = (images[512:], labels[512:])
 validation = (images[256:512], labels[256:512])
 heads = training.fit_readouts(chain, train, kind="head", epochs=4)
+# For heads of attention: the quarters as positions, read by two attention layers.
+inputs = keras.Input((16, 16, 1))
+state = keras.layers.Conv2D(16, 4, 4)(inputs)
+state = keras.layers.Reshape((16, 16))(state)
+for _ in range(2):
+    attention = keras.layers.MultiHeadAttention(4, 4)
+    state = keras.layers.add([state, attention(state, state)])
+outputs = keras.layers.Dense(4, "softmax")(keras.layers.Flatten()(state))
+encoder = keras.Model(inputs, outputs)
+encoder.compile("adam", "sparse_categorical_crossentropy")
+encoder.fit(images, labels, epochs=3, verbose=0)
 ```
 
 The pictures are of the network of `make study`, ten blocks in five stages; those of what
@@ -75,6 +87,7 @@ OTHERS = (
 )
 # Where the frame is not that of the probe's own function.
 CODE = {
+    "drop_heads": "probes.drop_heads(encoder, test)",
     "early_exit": "probes.early_exit(chain, heads, validation, test)",
     "computational_distance": "probes.computational_distance(chain, test)",
     "scaled_perturbation": "probes.block_metrics(chain, test), epsilon=0.1",

@@ -20,7 +20,7 @@ SETTINGS = {"train_size": 64, "validation": 40, "test_size": 40, "batch_size": 3
 # What a network for Digitclutter has.
 OF_CLUTTER = {"input_shape": (32, 32, 1), "classes": 10, "classifier_activation": "sigmoid"}
 # The frames of each probe.
-FRAMES = {name: [name] for name in running.PROBES if name != "lipschitz"} | {
+FRAMES = {name: [name] for name in running.PROBES if name not in ("lipschitz", "drop_heads")} | {
     "block_metrics": ["block_metrics", "computational_distance"],
     "repeat_last_block": ["repetition_metrics", "trained_blocks"],
     "convergence_indices": ["convergence_indices", "readout", "drop_blocks", "repeat_last_block"],

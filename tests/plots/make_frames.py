@@ -137,6 +137,13 @@ def rounding_frame(blocks=3, stages=3, splits=None):
     return frame.assign(bytes_saved=900, **columns, kl_se=kl / 9)
 
 
+def head_frame(blocks=3, stages=3, splits=None):
+    """A dropped heads frame: the first head matters most, and the network is surer without one."""
+    frame = keys(stages, splits, block=range(blocks), head=range(4))
+    rise = 0.1 * np.exp(-frame["head"]) * (frame["block"] + 1) - 0.02
+    return frame.assign(cross_entropy_rise=rise, error_rise=rise / 2)
+
+
 def repeat_frame(repetitions=16, stages=3, splits=None, first_stage=1):
     """A repetitions frame: errors rise, the state of the last stage explodes."""
     frame = keys(stages, splits, repetition=range(repetitions + 1))

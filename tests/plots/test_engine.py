@@ -98,6 +98,20 @@ class TestMarks:
         assert named(axes) == {0: "first", 1: "1.0", 2: "1.1", 3: "1.2"}
         assert "effect" in scale.get_ylabel()
 
+    @pytest.mark.parametrize("column", ["cross_entropy_rise", "effect"])
+    def test_a_map_of_heads(self, column):
+        frame = make.head_frame(stages=1).rename(columns={"cross_entropy_rise": column})
+        draw = plots.patching if column == "effect" else plots.drop_heads
+        shown, scale = draw(frame).axes
+        (image,) = shown.get_images()
+        drawn = np.ma.filled(image.get_array(), np.nan)
+        rows = frame.pivot_table(column, "head", "block")
+        np.testing.assert_array_equal(drawn[:, -3:], rows)
+        largest = 1 if column == "effect" else frame[column].abs().max()
+        assert image.get_clim() == (-largest, largest)
+        assert shown.get_ylabel() == "head"
+        assert ("effect" if column == "effect" else "nats") in scale.get_ylabel()
+
     def test_a_line_per_epoch(self):
         frame = make.propagation_frame(splits=SPLITS, epochs=4)
         figure = plots.signal_propagation(frame)

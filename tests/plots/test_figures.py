@@ -84,6 +84,7 @@ FIGURES = {
     "convergence_indices": made(frame=make.index_frame),
     "depth_search": lambda **_: {"frame": search_frame()},
     "drop_blocks": made(frame=make.drop_frame),
+    "drop_heads": made(frame=make.head_frame),
     "early_exit": made(frame=make.exit_frame),
     "first_order": made(frame=make.first_order_frame),
     "fixed_point": made(frame=make.fixed_point_frame),
@@ -112,7 +113,7 @@ FIGURES = {
 # Columns that say where a row belongs; all others hold numbers.
 KEYS = {"stage", "block", "repetition", "epoch", "seed", "split", "network", "role", "part"}
 KEYS |= {"along", "group", "basis", "swaps", "draw", "trial", "status", "found", "images"}
-KEYS |= {"other_stage", "other_block", "bits"}
+KEYS |= {"other_stage", "other_block", "bits", "head"}
 KEYS |= {"scale", "blocks", "by", "blocks_left", "meets_rule", "chance"}
 VARIANTS = {
     "one stage": {"stages": 1},

@@ -5,6 +5,7 @@ import inspect
 import io
 import re
 
+import keras
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,13 +24,18 @@ OPTIONS = ProbeOptions(times=2, at_chance="nan", epsilon=0.1, seed=0)
 
 @pytest.fixture(scope="module")
 def nets():
-    """An ordinary network in the middle of a training, and one with a bound for every branch."""
+    """A network in the middle of a training, one with bounded branches, and one with attention."""
     plain = random_network(blocks=(2, 1), widths=(2, 3), seed=5, shortcut="dropout")
     plain.compile("adam", "sparse_categorical_crossentropy")
     plain.optimizer.build(plain.trainable_variables)
     plain.layers[2].trainable = False
     bounded = random_network(blocks=2, widths=(4,), seed=5, lipschitz=0.9)
-    return plain, bounded
+    inputs = keras.Input((4, 2, 3))
+    state = keras.layers.Dense(4)(keras.layers.Reshape((8, 3))(inputs))
+    state = keras.layers.add([state, keras.layers.MultiHeadAttention(2, 2)(state, state)])
+    with_heads = keras.Model(inputs, keras.layers.Dense(5, "softmax")(state[:, 0]))
+    with_heads.classes, with_heads.classifier_activation = 5, "softmax"
+    return plain, bounded, with_heads
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from refusals import refused
 
+import tfresidual as tfr
 from tfresidual import probes
 
 pytestmark = [pytest.mark.eager]
@@ -134,3 +135,81 @@ def test_what_is_refused(case):
     function, argument = REFUSED[case]
     with refused(argument):
         function()
+
+
+def group_query(dtype):
+    return keras.layers.GroupQueryAttention(SIZE, 2, 1, dtype=dtype)
+
+
+def of_hub(kind, inputs, **settings):
+    """A small model of keras-hub, and data."""
+    models = pytest.importorskip("keras_hub").models
+    keras.utils.set_random_seed(0)
+    backbone = getattr(models, f"{kind}Backbone")(**settings)
+    if kind == "GPT2":
+        model = models.GPT2CausalLM(backbone=backbone, preprocessor=None)
+    else:
+        state = backbone.output
+        state = state["pooled_output"] if isinstance(state, dict) else state[:, 0]
+        model = keras.Model(backbone.inputs, keras.layers.Dense(5)(state))
+    rng = np.random.default_rng(0)
+    for weight in model.weights:
+        weight.assign(weight.numpy() + 0.3 * rng.normal(size=weight.shape))
+    return model, (inputs, rng.integers(0, 5, (3, 6) if kind == "GPT2" else 3))
+
+
+IDS = np.random.default_rng(3).integers(0, 9, (3, 6))
+TOKENS = {"token_ids": IDS, "padding_mask": (np.arange(6) < [[6], [5], [3]]).astype("int32")}
+TEXT = {"vocabulary_size": 9, "num_layers": 2, "num_heads": 2, "hidden_dim": 8}
+TEXT |= {"intermediate_dim": 12, "max_sequence_length": 6}
+VIT = {"image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 2, "num_heads": 2}
+VIT |= {"hidden_dim": 8, "mlp_dim": 12}
+PICTURES = np.random.default_rng(4).normal(size=(3, 8, 8, 3)).astype("float32")
+MODELS = {
+    "multi-head": lambda: (attention_model(multi_head, dtype="float32"), pairs()[0]),
+    "group-query": lambda: (attention_model(group_query, dtype="float32"), pairs()[0]),
+    "GPT-2": lambda: of_hub("GPT2", TOKENS, **TEXT),
+    "BERT": lambda: of_hub("Bert", TOKENS | {"segment_ids": 0 * IDS}, **TEXT),
+    "ViT": lambda: of_hub("ViT", PICTURES, **VIT),
+}
+
+
+def cross_entropies(model, inputs, labels):
+    """By hand, of every image or position."""
+    logits = np.asarray(model.predict(inputs, verbose=0), float)
+    mask = inputs["padding_mask"] > 0 if labels.ndim == 2 else np.ones(len(labels), bool)
+    logits, labels = logits[mask], labels[mask]
+    return np.log(np.exp(logits).sum(axis=-1)) - logits[np.arange(len(labels)), labels]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_dropped_head_is_one_whose_rows_are_zero(name):
+    model, (inputs, labels) = MODELS[name]()
+    chain = tfr.chain(model, inputs=inputs, outputs="logits")
+    before = [weight.numpy() for weight in model.weights]
+    frame = probes.drop_heads(chain, {"test": (inputs, labels)})
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    whole = cross_entropies(model, inputs, labels).mean()
+    layers = [one for one in model._flatten_layers() if hasattr(one, "_output_dense")]
+    layers.sort(key=lambda layer: layer.path)
+    assert len(frame) == 2 * len(layers) == 4
+    assert frame["head"].tolist() == [0, 1, 0, 1]
+    for (_, row), (layer, head) in zip(
+        frame.iterrows(), [(layer, head) for layer in layers for head in (0, 1)], strict=True
+    ):
+        kernel = layer._output_dense.kernel
+        own = kernel.numpy()
+        cut = own.copy()
+        cut[head] = 0
+        kernel.assign(cut)
+        found = cross_entropies(model, inputs, labels).mean()
+        kernel.assign(own)
+        assert row["cross_entropy"] == pytest.approx(found, rel=1e-6)
+        assert row["cross_entropy_rise"] == pytest.approx(found - whole, abs=2e-6)
+        assert abs(found - whole) > 1e-4
+
+
+def test_a_chain_without_heads_has_none_to_drop():
+    with refused("chain"):
+        probes.drop_heads(attention_model(lambda dtype: Plain(6, dtype=dtype)), pairs()[0])

@@ -48,8 +48,10 @@ class Line:
         name: the name in the legend, if the figure draws several columns.
         dash: the line style, if it tells columns apart; the markers are open unless it is `"-"`.
         mark: `"line"`; `"dots"` without a line; `"bar"`; `"sum"`, a line of the sum so far; or
-            `"map"`, colours over blocks and positions.
+            `"map"`, colours over blocks and another column.
         band: the column of the other edge of a band, if there is one.
+        over: the other column of a map.
+        span: the smallest number that has the darkest colour of a map, at least.
     """
 
     column: str
@@ -57,6 +59,8 @@ class Line:
     dash: str = "-"
     mark: Literal["line", "dots", "bar", "sum", "map"] = "line"
     band: str = ""
+    over: str = "position"
+    span: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,7 +261,8 @@ class Probe:
         takes: the fields of `ProbeOptions` that the function is given.
         reads: what it reads of the data: `"labels"`, `"images"` alone, or `""` for nothing.
         needs: what a network must have: `"classes"` to predict, a last block of a stage for
-            `"repetition"`, blocks that are `"movable"`, `"kernels"`, `"bounds"`.
+            `"repetition"`, blocks that are `"movable"`, `"kernels"`, `"heads"`,
+            `"bounds"`.
         columns: the metrics by name.
         published: the columns that callbacks publish, by name, and for which blocks: `"all"`,
             `"keeping"` the shape of the state, those after which a stage can be left, `"exits"`,

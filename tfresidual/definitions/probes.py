@@ -963,6 +963,66 @@ _declare(
     by_default=False,
 )
 _declare(
+    "drop_heads",
+    frames={"drop_heads": ("stage", "block", "head", "error")},
+    takes=("memory_limit",),
+    needs=("classes", "heads"),
+    columns={
+        "cross_entropy_rise": Column(
+            "cross-entropy without the head minus that of the network, in nats",
+            low="near 0: the network is as sure of the labels without the head; below it, more "
+            "sure",
+            high="the head is needed",
+        ),
+        "error_rise": Column(
+            "error without the head minus that of the network",
+            at_least=-1,
+            at_most=1,
+            low="within two standard errors (`error_rise_se`) of 0: nothing shows that the head is "
+            "needed",
+            high="the head is needed",
+        ),
+    },
+    figures=(
+        Figure(
+            name="drop_heads",
+            group=ROUTES,
+            column="cross_entropy_rise",
+            title="Which heads are needed?",
+            question="The cross-entropy of the network without one of its attention heads, minus "
+            "that of the network, for every head.",
+            reading="A column is a block with attention, a row a head, counted from the top. Dark "
+            "blue heads are missed most; white ones are not missed, each by itself; without a red "
+            "one, the network is surer of the labels.",
+            decision='A few dark heads: `patching(heads="each")` says what they carry. Most are '
+            "white: the attention layers can be trained with fewer heads. A white column: "
+            "`drop_blocks` says whether the whole block can go.",
+            source="Michel et al. 2019, https://arxiv.org/abs/1905.10650, figure 1",
+            drawing=Drawing(
+                "Dropped head",
+                (
+                    Panel(
+                        "head",
+                        (
+                            Line(
+                                "cross_entropy_rise",
+                                "rise of the cross-entropy, nats",
+                                mark="map",
+                                over="head",
+                            ),
+                        ),
+                    ),
+                ),
+                "state",
+                "block",
+                keys=("stage", "block", "head"),
+                rows=("split",),
+            ),
+        ),
+    ),
+    by_default=False,
+)
+_declare(
     "borderline",
     frames={"borderline": ("along", "stage", "block", "group", "images", "accuracy")},
     takes=("times", "scale", "memory_limit"),

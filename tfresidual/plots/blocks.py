@@ -86,6 +86,14 @@ def drop_blocks(frame: Frame) -> Figure:
     return draw(frame, "drop_blocks")
 
 
+def drop_heads(frame: Frame) -> Figure:
+    """Draws how much the cross-entropy rises without one head, by colour, over blocks and heads.
+
+    White is no rise, blue a rise and red a fall.
+    """
+    return draw(frame, "drop_heads")
+
+
 def round_blocks(frame: Frame) -> Figure:
     """Draws what rounding one block does to the predictions, a colour per number of bits.
 
@@ -175,15 +183,17 @@ def patching(frame: Frame) -> Figure:
     """Draws what the state of one run does in another, block by block.
 
     A line shows the effect of the state after every block: 0 if it changes nothing, 1 if it brings
-    the logit of the other run with it. If the frame has the column `position`, a panel per split
-    shows the effect of every position at every block by colour instead, white for 0; a position
-    without a value is left white, too.
+    the logit of the other run with it. If the frame has the column `position` or `head`, a panel
+    per split shows the effect of every position or head at every block by colour instead, white for
+    0; what has no value is left white, too. If it has both, the effects of the positions of a head
+    are averaged.
     """
     drawing = DRAWINGS["patching"]
-    if "position" in frame:
-        effect = Line("effect", "effect on the logit (1: as in the other run)", mark="map")
-        keys = ("stage", "block", "position")
-        panels = (Panel("position", (effect,)),)
+    over = next((name for name in ("head", "position") if name in frame), None)
+    if over is not None:
+        name = "effect on the logit (1: as in the other run)"
+        panels = (Panel(over, (Line("effect", name, mark="map", over=over, span=1.0),)),)
+        keys = ("stage", "block", over)
         drawing = dataclasses.replace(drawing, panels=panels, keys=keys, rows=("split",))
     return draw_as(frame, drawing)
 

@@ -339,12 +339,12 @@ class Maker:
             axes.margins(y=0.12)
 
     def _draw_map(self, axes, axis, rows, line):
-        """Draws a column by colour, over the blocks and the positions."""
-        positions = keys_of(self.table, "position")
+        """Draws a column by colour, over the blocks and the positions, or heads."""
+        positions = keys_of(self.table, line.over)
         values = rows.assign(place=axis.places[rows.index])
-        values = values.pivot_table(line.column, "position", "place")
+        values = values.pivot_table(line.column, line.over, "place")
         count = len(axis.names)
-        largest = max(1.0, np.nanmax(np.abs(self.table[line.column])))
+        largest = max(line.span, np.nanmax(np.abs(self.table[line.column]))) or 1.0
         self.image = axes.imshow(
             values.reindex(index=positions, columns=range(count)),
             cmap=_EFFECTS,

@@ -14,6 +14,7 @@ from tfresidual.probes.convergence_indices import (
     indices_of,
 )
 from tfresidual.probes.drop_blocks import drop_blocks
+from tfresidual.probes.drop_heads import drop_heads
 from tfresidual.probes.early_exit import early_exit
 from tfresidual.probes.effective_parameters import effective_parameters, weight_deviations
 from tfresidual.probes.evaluate_routes import evaluate_routes
@@ -65,6 +66,7 @@ __all__ = [
     "convergence_indices",
     "distances_of",
     "drop_blocks",
+    "drop_heads",
     "early_exit",
     "effective_parameters",
     "evaluate_routes",

@@ -52,7 +52,7 @@ from tfresidual.routing.data import (
 )
 from tfresidual.routing.evaluator import MOST_IMAGES
 from tfresidual.routing.gradients import filled_gradients, is_half, loss_gradients
-from tfresidual.routing.heads import heads_by_block, without_heads
+from tfresidual.routing.heads import checked_heads, heads_by_block, without_heads
 from tfresidual.routing.positions import (
     check_any_counts,
     check_positions,
@@ -258,7 +258,7 @@ def _places(chain, what, heads):
     """Returns all places of a chain, in their order."""
     blocks, of_blocks = enumerate(chain.blocks, start=1), {}
     if heads == EACH:
-        of_blocks = heads_by_block(chain)
+        of_blocks = checked_heads(chain)
         return [
             _Place(block.stage, block.index, head, state, block.keeps_shape)
             for state, block in blocks

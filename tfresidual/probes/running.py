@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tfresidual.definitions.probes import PROBES
 from tfresidual.definitions.settings import ProbeOptions
+from tfresidual.routing.heads import heads_by_block
 from tfresidual.routing.rounding import kernels_by_block
 from tfresidual.routing.routes import movable_runs
 
@@ -25,6 +26,7 @@ _NEEDS = {
     "repetition": lambda chain: any(stage.can_repeat for stage in chain.stages),
     "movable": lambda chain: any(map(movable_runs, chain.stages)),
     "kernels": lambda chain: any(kernels_by_block(chain).values()),
+    "heads": heads_by_block,
     "bounds": lambda chain: any(block.lipschitz is not None for block in chain.blocks),
 }
 
@@ -39,8 +41,8 @@ def possible(chain: Chain) -> list[str]:
 
     A network cannot be probed by repetition if every stage ends in a block that changes the shape,
     by shuffling if no stage has two blocks that can change places, by rounding if no block has a
-    kernel of floats, and for bounds if it was built without `lipschitz`. Probes that count errors
-    need outputs that are classes.
+    kernel of floats, by heads if no block has attention, and for bounds if it was built without
+    `lipschitz`. Probes that count errors need outputs that are classes.
 
     Args:
         chain: a `tfresidual.routing.Chain`.

@@ -25,9 +25,6 @@ def heads_by_block(chain: Chain) -> dict[tuple[int, int], list[tuple[keras.Varia
 
     A head is the kernel `(heads, features of a head, ...)` by which an attention layer multiplies
     the outputs of its heads, and the index of its rows. Without them, the head adds nothing.
-
-    Raises:
-        ValueError: if no block has attention layers of Keras whose kernel is a variable.
     """
     parts = [] if chain.source is None else chain.source.model._flatten_layers()
     kernels = {
@@ -45,7 +42,12 @@ def heads_by_block(chain: Chain) -> dict[tuple[int, int], list[tuple[keras.Varia
         ]
         for block in chain.blocks
     }
-    found = {place: heads for place, heads in found.items() if heads}
+    return {place: heads for place, heads in found.items() if heads}
+
+
+def checked_heads(chain: Chain) -> dict[tuple[int, int], list[tuple[keras.Variable, int]]]:
+    """Returns `heads_by_block`; raises a `ValueError` if no block has heads."""
+    found = heads_by_block(chain)
     if not found:
         names = " or ".join(f"`{kind.__name__}`" for kind in ATTENTION)
         raise ArgumentError(

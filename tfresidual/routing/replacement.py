@@ -19,7 +19,7 @@ class Replacement:
     Attributes:
         name: str, what the values are.
         variables: `keras.Variable`s, or the `tf.Variable`s of a SavedModel.
-        values: a tensor for each of them.
+        values: a tensor for each of them, or a function that returns it from the one before.
     """
 
     name: str
@@ -32,7 +32,8 @@ class Replacement:
         # Neither copies: a variable takes over the tensor that is assigned.
         before = [tf.convert_to_tensor(variable) for variable in self.variables]
         try:
-            self._assign(self.values)
+            values = zip(self.values, before, strict=True)
+            self._assign([value(own) if callable(value) else value for value, own in values])
             yield
         finally:
             self._assign(before)
