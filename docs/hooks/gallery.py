@@ -47,7 +47,7 @@ chain, test = tfr.chain(net), (images[:256], labels[:256])
 train = (images[512:], labels[512:])
 validation = (images[256:512], labels[256:512])
 heads = training.fit_readouts(chain, train, kind="head", epochs=4)
-# For heads of attention: the quarters as positions, read by two attention layers.
+# For heads of attention: two layers of it, over patches of 4 x 4 pixels.
 inputs = keras.Input((16, 16, 1))
 state = keras.layers.Conv2D(16, 4, 4)(inputs)
 state = keras.layers.Reshape((16, 16))(state)
