@@ -66,9 +66,9 @@ def probe(
             otherwise.
         names: names of probes, or a single name, see `tfresidual.probes.running.PROBES`; by default
             all probes that the network has blocks for, except those that take much longer than
-            the others (`line_element`, `patching` and `round_blocks`), `block_importance`, which
-            measures drops anew, and `linear_probe` and `similarity`, which also measure untrained
-            networks.
+            the others (`drop_heads`, `line_element`, `patching` and `round_blocks`),
+            `block_importance`, which measures drops anew, and `linear_probe` and `similarity`,
+            which also measure untrained networks.
         folder: where to write; by default `probes` in the folder of the run or of the series, or
             `probes/NAME` beside any other network. The file `probes.json` there records what each
             frame was measured on. The frames of a series have the column `epoch`, counted from 0
