@@ -17,7 +17,7 @@ BITS = (8, 3)
 @pytest.fixture
 def net():
     """Its second stage begins with a block that changes the shape, which can only be rounded."""
-    net = random_network(blocks=2, widths=(4, 8), seed=1)
+    net = random_network(blocks=(3, 2), widths=(4, 8), seed=2)
     net.compile("sgd", "sparse_categorical_crossentropy")
     return net
 
@@ -74,8 +74,10 @@ def test_in_every_step_the_loss_rises_least_per_byte(net):
     # What is rounded stays in the network, and what goes is what the rows with 0 bits say.
     left = plan["blocks_left"].iloc[-1]
     assert left == len(blocks) - (plan["bits"] == 0).sum() < len(blocks)
-    smaller = surgery.without_blocks(net, plan)
+    smaller = surgery.quantized(net, plan)
     assert len(tfr.chain(smaller).blocks) == left
+    loss = smaller.evaluate(*test, verbose=0)
+    assert loss == pytest.approx(plan["cross_entropy"].iloc[-1], rel=1e-4)
 
 
 def test_a_plan_ends_before_the_error_rises(net):
