@@ -74,7 +74,7 @@ def round_blocks(
     Example:
 
     >>> frame = round_blocks(chain, test, bits=(8, 2))
-    >>> frame.groupby("bits")["bytes_saved"].sum().idxmax()
+    >>> int(frame.groupby("bits")["bytes_saved"].sum().idxmax())
     2
 
     Args:

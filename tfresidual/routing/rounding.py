@@ -43,9 +43,9 @@ def rounded(
 
     Example:
 
-    >>> rounded(np.array([[1.0, 0.4], [0.3, 0.2]], "float32"), 2).numpy().round(3)
+    >>> rounded(np.array([[1.0, 0.4], [0.3, 0.1]], "float32"), 2).numpy().round(3)
     array([[1. , 0.4],
-           [0. , 0.4]], dtype=float32)
+           [0. , 0. ]], dtype=float32)
 
     Args:
         values: a variable or an array, of floats.
