@@ -4,12 +4,11 @@
     python experiments/mixed_bits.py --size small --data-dir ~/tensorflow_datasets
     python experiments/mixed_bits.py --kept
 
-The networks of `what_states_know.py`, trained again. From 6 bits on, one block after the other
-loses one, whichever raises the cross-entropy on validation images least per byte, measured anew
-after each step, down to 2 bits, until the blocks have as many bytes as with 4 bits throughout
-("mixed"). Beside it, as controls: blocks that lose bits at random until then ("random"), 8 and 4
-bits throughout, and the whole network. All are judged on the test images, as the models that
-`surgery.quantized` returns.
+The networks of `what_states_know.py`, trained again. `surgery.plan` gives blocks 6 to 2 bits, or
+takes them out, on validation images, until the weights have as many bytes as with blocks of 4 bits
+throughout ("mixed"). Beside it, as controls: blocks that lose bits at random from 6 on until then
+("random"), 8 and 4 bits throughout, and the whole network. All are judged on the test images, as
+the models that `surgery.quantized` returns.
 """
 
 import dataclasses
@@ -29,13 +28,12 @@ import tfresidual as tfr
 from tfresidual import surgery, training
 from tfresidual.definitions.averages import rise_over, weighted_mean
 from tfresidual.jobs.data import prepare
-from tfresidual.probes.round_blocks import rounding
 from tfresidual.routing import evaluate, routes
 from tfresidual.routing.rounding import bytes_of, kernels_by_block
 
 KEPT = Path(__file__).parent / "frames" / "mixed_bits"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-BITS = (6, 5, 4, 3, 2)
+BITS = (6, 4, 3, 2)
 # The batches of validation images that bits are chosen on.
 BATCHES = 16
 WHOLE, MIXED, RANDOM, UNIFORM = "32 bits", "mixed", "random", "4 bits"
@@ -44,49 +42,37 @@ WHOLE, MIXED, RANDOM, UNIFORM = "32 bits", "mixed", "random", "4 bits"
 def bytes_by_block(kernels):
     """Returns the bytes of the kernels of every block with each number of bits, nested dicts."""
     return {
-        place: {
-            bits: sum(bytes_of(one, bits, axes=axes) for one, axes in own) for bits in (8, *BITS)
+        place: {0: 0}
+        | {
+            bits: sum(bytes_of(one, bits, axes=axes) for one, axes in own)
+            for bits in (32, 8, *BITS)
         }
         for place, own in kernels.items()
     }
 
 
-def lowered(chain, data, rng=None):
-    """Returns the bits of every block, lowered one by one to the bytes of 4 bits throughout.
+def planned(model, selection, test, most):
+    """Returns the bits of every block by the plan that ends at so many bytes of kernels of blocks.
 
-    Args:
-        chain: the chain.
-        data: the images on which cross-entropies are measured.
-        rng: if it is given, the blocks are drawn from it instead.
+    The plan counts the bytes of all weights, so those of the others come on top.
     """
-    kernels, whole = kernels_by_block(chain), routes.unperturbed(chain)
-    sizes = bytes_by_block(kernels)
-    most, bits = sum(size[4] for size in sizes.values()), dict.fromkeys(kernels, BITS[0])
-    replaced = {
-        (place, count): rounding(own, count, "channel")
-        for place, own in kernels.items()
-        for count in BITS
-    }
+    kernels = kernels_by_block(tfr.chain(model))
+    of_blocks = sum(size[32] for size in bytes_by_block(kernels).values())
+    others = sum(map(bytes_of, model.weights)) - of_blocks
+    plan = surgery.plan(
+        model, selection, bits=BITS, most_bytes=others + most, test=test, batch_sizes=()
+    )
+    rows = plan.iloc[1:][["stage", "block", "blocks", "bits"]].astype(int).to_numpy()
+    chosen = {(row[0], row[1] + more): int(row[3]) for row in rows for more in range(row[2])}
+    return dict.fromkeys(kernels, 32) | chosen
+
+
+def drawn_bits(sizes, most, rng):
+    """Returns bits of every block that are lowered at random, to at most so many bytes."""
+    bits = dict.fromkeys(sizes, BITS[0])
     while sum(sizes[place][count] for place, count in bits.items()) > most:
-        lower = {
-            place: BITS[BITS.index(count) + 1] for place, count in bits.items() if count > BITS[-1]
-        }
-        places = list(lower)
-        if rng is not None:
-            place = places[rng.integers(len(places))]
-        else:
-            tried = [bits, *(bits | {place: lower[place]} for place in places)]
-            asked = [
-                routes.with_weights(
-                    whole, {one: replaced[one, count] for one, count in each.items()}, str(each)
-                )
-                for each in tried
-            ]
-            values = evaluate(chain, data, asked)
-            now, *after = weighted_mean(values.cross_entropy.T, values.weights)
-            saved = [sizes[place][bits[place]] - sizes[place][lower[place]] for place in places]
-            place = places[int(np.argmin((np.array(after) - now) / saved))]
-        bits = bits | {place: lower[place]}
+        place = list(bits)[rng.integers(len(bits))]
+        bits[place] = max((one for one in BITS if one < bits[place]), default=bits[place])
     return bits
 
 
@@ -111,21 +97,22 @@ def measured(network, size, seed, out, data_dir):
     ).network
     chain = tfr.chain(model)
     print(chain, flush=True)
-    places, selection = list(kernels_by_block(chain)), validation.take(BATCHES)
+    sizes = bytes_by_block(kernels_by_block(chain))
+    most = sum(size[4] for size in sizes.values())
     choices = {
         WHOLE: {},
-        "8 bits": dict.fromkeys(places, 8),
-        UNIFORM: dict.fromkeys(places, 4),
-        MIXED: lowered(chain, selection),
-        RANDOM: lowered(chain, selection, np.random.default_rng(seed)),
+        "8 bits": dict.fromkeys(sizes, 8),
+        UNIFORM: dict.fromkeys(sizes, 4),
+        MIXED: planned(model, validation.take(BATCHES), test, most),
+        RANDOM: drawn_bits(sizes, most, np.random.default_rng(seed)),
     }
-    sizes, rows, found = bytes_by_block(kernels_by_block(chain)), [], {}
-    whole_bytes = sum(bytes_of(one) for own in kernels_by_block(chain).values() for one, _ in own)
+    print(choices[MIXED], flush=True)
+    rows, found = [], {}
     for name, bits in choices.items():
         made = surgery.quantized(chain, bits)
         small = tfr.chain(made)
         found[name] = evaluate(small, test, [routes.unperturbed(small)])
-        own = sum(sizes[place][count] for place, count in bits.items()) if bits else whole_bytes
+        own = sum(sizes[place][bits.get(place, 32)] for place in sizes)
         rows.append({"what": name, "bytes": own})
         rows[-1] |= dict(zip(("file", "compressed"), on_disk(made, out), strict=True))
     frame = pd.DataFrame(rows)
