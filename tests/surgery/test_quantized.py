@@ -126,6 +126,15 @@ def test_blocks_of_no_bits_are_taken_out():
     np.testing.assert_array_equal(found(images), expected(images))
 
 
+def test_a_stage_of_no_bits_is_taken_out():
+    """The blocks of later stages get the bits that are asked for, whatever their numbers then."""
+    model, gone = random_network(), [(1, 0), (1, 1)]
+    found = surgery.quantized(model, {**dict.fromkeys(gone, 0), (2, 1): 4})
+    expected = surgery.quantized(surgery.without_blocks(model, gone), {(1, 1): 4})
+    images = images_of(model)[0]
+    np.testing.assert_array_equal(found(images), expected(images))
+
+
 REFUSED = {
     "too few bits": ({(1, 0): 1}, {}, "blocks"),
     "a share of a bit": ({(1, 0): 4.5}, {}, "blocks"),

@@ -136,17 +136,13 @@ def _without_gone(chain, bits, inputs):
     """
     gone = [pair for pair, own in bits.items() if own == 0]
     made = sources.chain(without_blocks(chain, gone, inputs=inputs), inputs=inputs)
-    left = [
-        sum((stage.index, block.index) not in gone for block in stage.blocks)
-        for stage in chain.stages
-    ]
-    if left != [len(stage.blocks) for stage in made.stages]:
+    old, new = ([(one.stage, one.index) for one in each.blocks] for each in (chain, made))
+    left = [place for place in old if place not in gone]
+    # In their order; a stage that is empty is none any more.
+    if len(left) != len(new):
         raise ArgumentError("blocks", "be taken out with `without_blocks` first", gone)
-    return made, {
-        (stage, block - sum((stage, before) in gone for before in range(block))): own
-        for (stage, block), own in bits.items()
-        if own
-    }
+    places = zip(left, new, strict=True)
+    return made, {place: bits[before] for before, place in places if before in bits}
 
 
 def _bits_by_variable(chain, bits):
