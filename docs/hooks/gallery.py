@@ -87,6 +87,7 @@ OTHERS = (
 )
 # Where the frame is not that of the probe's own function.
 CODE = {
+    "round_blocks": "probes.round_blocks(chain, test, bits=(4, 3, 2))",
     "drop_heads": "probes.drop_heads(encoder, test)",
     "early_exit": "probes.early_exit(chain, heads, validation, test)",
     "computational_distance": "probes.computational_distance(chain, test)",
