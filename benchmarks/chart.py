@@ -12,6 +12,8 @@ NAMES = {
     "torch.compile": "#555555",
 }
 KINDS = ("training step", "inference")
+# What is measured with tfresidual, and not in the two frameworks alone.
+OURS = "tfresidual"
 # How the settings of by_hand.py end that leave the defaults as they are.
 DEFAULTS = ("512 images", "sequences")
 
@@ -34,7 +36,7 @@ def draw(rows, by_hand, path=PATH):
             ]
         elif row.speed is not None:
             speeds.setdefault(kind, {}).setdefault(row.setting, {})[name] = row.speed
-    shown = [row for row in by_hand if row.setting.endswith(DEFAULTS)]
+    shown = [row for row in by_hand if row.what.endswith(OURS) and row.setting.endswith(DEFAULTS)]
     figure = Figure(figsize=(10, 4.2 + 0.25 * len(shown)), layout="constrained")
     above, below = figure.subfigures(2, height_ratios=(4.2, 0.6 + 0.25 * len(shown)))
     _draw_by_hand(below.subplots(), shown)
