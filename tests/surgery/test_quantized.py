@@ -53,8 +53,15 @@ QUANTIZED = {
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize`")
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("dense", 4),
+        ("encoder", 8),
+        pytest.param("dense", 8, marks=pytest.mark.nightly),
+        pytest.param("encoder", 4, marks=pytest.mark.nightly),
+    ],
+)
 def test_what_keras_quantizes_equals_its_own(name, bits, tmp_path):
     """Inside of layers, Keras' default at 8 bits, which rounds inputs too: its file keeps that."""
     make, blocks, pattern = QUANTIZED[name]
@@ -83,7 +90,9 @@ def by_hand_rounded(kernel, bits, axes):
     return scale * np.round(kernel / scale)
 
 
-@pytest.mark.parametrize("bits", [8, 4, 3])
+@pytest.mark.parametrize(
+    "bits", [3, *(pytest.param(bits, marks=pytest.mark.nightly) for bits in (8, 4))]
+)
 def test_convolutions_have_rounded_weights(bits, tmp_path):
     model = by_hand()
     table = pd.DataFrame({"stage": [1, 1, 1], "block": [0, 1, 3], "bits": [bits, 32, 5]})
