@@ -23,9 +23,8 @@ import what_states_know as other  # isort: skip
 
 import keras
 import keras_hub
-import numpy as np
 import pandas as pd
-from drawing import kept_frames, parser_of, show, write_frames
+from drawing import show
 
 from tfresidual import surgery, training
 from tfresidual.jobs.data import prepare
@@ -83,7 +82,7 @@ def built(network, size, settings, data):
 
 
 def measured(network, size, seed, out, data_dir):
-    """Trains a network, and returns what is left of it in every way, a frame."""
+    """Trains a network, and returns what is left of it in every way, a frame by name."""
     settings = dataclasses.replace(size.settings, seed=seed, data_dir=data_dir)
     train, validation, _ = prepare(settings)
     model, epochs, metric = built(network, size, settings, train)
@@ -115,7 +114,7 @@ def measured(network, size, seed, out, data_dir):
     frame = pd.concat(found).drop_duplicates("what")
     frame["over_fine_tuned"] = frame["error"] - frame.set_index("what")["error"][TUNED]
     names = ["what", "blocks_left", "parameters", "cross_entropy", *COLUMNS]
-    return frame[names].assign(network=network, seed=seed)
+    return {"ways": frame[names].assign(network=network, seed=seed)}
 
 
 def table(frame):
@@ -137,22 +136,9 @@ def table(frame):
 
 
 def main():
-    arguments = parser_of(__doc__, SIZES, "runs/distillation").parse_args()
-    size, out, parts = SIZES[arguments.size], arguments.out / arguments.size, []
-    for seed, place in np.ndindex(0 if arguments.kept else size.seeds, 2):
-        name = (RESNET, TRANSFORMER)[place]
-        folder = out / f"{name}-seed{seed}".replace(" ", "_")
-        if not (folder / "frames" / "ways.csv").exists():
-            found = measured(name, size, seed, folder, arguments.data_dir)
-            write_frames({"ways": found}, folder / "frames")
-            keras.backend.clear_session()
-        parts.append(kept_frames(folder / "frames")["ways"])
-    if arguments.kept:
-        frame = kept_frames(KEPT)["ways"]
-    else:
-        frame = pd.concat(parts).sort_values("network", kind="stable")
-        write_frames({"ways": frame}, out / "frames")
-    show([table(frame)], {}, out)
+    networks = (RESNET, TRANSFORMER)
+    frames, out = other.frames_of(__doc__, SIZES, KEPT.name, networks, measured, ("ways",))
+    show([table(frames["ways"])], {}, out)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import pandas as pd
-from drawing import in_a_row, kept_frames, panels, parser_of, show, write_frames
-from what_states_know import RESNET, SIZES, TRANSFORMER, built
+from drawing import in_a_row, panels, show
+from what_states_know import RESNET, SIZES, TRANSFORMER, built, frames_of
 
 import tfresidual as tfr
 from tfresidual import surgery, training
@@ -32,7 +32,6 @@ from tfresidual.routing import evaluate, routes
 from tfresidual.routing.rounding import bytes_of, kernels_by_block
 
 KEPT = Path(__file__).parent / "frames" / "mixed_bits"
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BITS = (6, 4, 3, 2)
 # The batches of validation images that bits are chosen on.
 BATCHES = 16
@@ -173,22 +172,8 @@ def drawn(frames):
 
 
 def main():
-    arguments = parser_of(__doc__, SIZES, "runs/mixed_bits").parse_args()
-    size, out, parts = SIZES[arguments.size], arguments.out / arguments.size, []
-    for network, seed in np.ndindex(2, 0 if arguments.kept else size.seeds):
-        name = (RESNET, TRANSFORMER)[network]
-        folder = out / f"{name}-seed{seed}".replace(" ", "_")
-        if not (folder / "frames" / "networks.csv").exists():
-            found = measured(name, size, seed, folder, arguments.data_dir)
-            # In this order: the last one says that all are there.
-            write_frames({key: found[key] for key in ("bits", "networks")}, folder / "frames")
-            keras.backend.clear_session()
-        parts.append(kept_frames(folder / "frames"))
-    if arguments.kept:
-        frames, out = kept_frames(KEPT), IMAGES
-    else:
-        frames = {name: pd.concat(part[name] for part in parts) for name in parts[0]}
-        write_frames(frames, out / "frames")
+    networks, names = (RESNET, TRANSFORMER), ("bits", "networks")
+    frames, out = frames_of(__doc__, SIZES, KEPT.name, networks, measured, names)
     show(tables(frames), drawn(frames), out)
 
 

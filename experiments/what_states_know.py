@@ -15,13 +15,13 @@ that is measured is not measured again; `--kept` draws the frames that the repos
 """
 
 import dataclasses
+import itertools
 import os
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
-import numpy as np
 import pandas as pd
 from drawing import in_a_row, kept_frames, panels, parser_of, show, write_frames
 
@@ -179,23 +179,41 @@ def drawn(frames):
     return {"what_states_know": figure}
 
 
-def main():
-    arguments = parser_of(__doc__, SIZES, "runs/what_states_know").parse_args()
-    size, out, parts = SIZES[arguments.size], arguments.out / arguments.size, []
-    for network, seed in np.ndindex(2, 0 if arguments.kept else size.seeds):
-        name = (RESNET, TRANSFORMER)[network]
-        folder = out / f"{name}-seed{seed}".replace(" ", "_")
-        if not (folder / "frames" / "readers.csv").exists():
-            found = measured(name, size, seed, folder, arguments.data_dir)
-            # In this order: the last one says that all are there.
-            write_frames({key: found[key] for key in ("exits", "readers")}, folder / "frames")
+def frames_of(description, sizes, name, networks, measured, frames):
+    """Measures networks, each once for every seed, or takes the frames that the repository keeps.
+
+    Args:
+        description: that of the script.
+        sizes: its sizes, by name.
+        name: its name.
+        networks: their names.
+        measured: the function of a network, size, seed, folder for its training and folder of
+            tensorflow-datasets that returns frames, by name.
+        frames: these names, in the order in which they are written: the last one says that all are
+            there.
+
+    Returns:
+        The frames by name, and the folder for figures.
+    """
+    arguments = parser_of(description, sizes, f"runs/{name}").parse_args()
+    if arguments.kept:
+        return kept_frames(KEPT.parent / name), IMAGES
+    size, out, parts = sizes[arguments.size], arguments.out / arguments.size, []
+    for network, seed in itertools.product(networks, range(size.seeds)):
+        folder = out / f"{network}-seed{seed}".replace(" ", "_")
+        if not (folder / "frames" / f"{frames[-1]}.csv").exists():
+            found = measured(network, size, seed, folder, arguments.data_dir)
+            write_frames({key: found[key] for key in frames}, folder / "frames")
             keras.backend.clear_session()
         parts.append(kept_frames(folder / "frames"))
-    if arguments.kept:
-        frames, out = kept_frames(KEPT), IMAGES
-    else:
-        frames = {name: pd.concat(part[name] for part in parts) for name in parts[0]}
-        write_frames(frames, out / "frames")
+    found = {key: pd.concat(part[key] for part in parts) for key in frames}
+    write_frames(found, out / "frames")
+    return found, out
+
+
+def main():
+    networks, names = (RESNET, TRANSFORMER), ("exits", "readers")
+    frames, out = frames_of(__doc__, SIZES, KEPT.name, networks, measured, names)
     show(tables(frames), drawn(frames), out)
 
 
