@@ -256,7 +256,7 @@ class _Place(NamedTuple):
 
 def _places(chain, what, heads):
     """Returns all places of a chain, in their order."""
-    blocks, of_blocks = enumerate(chain.blocks, start=1), {}
+    blocks = [*enumerate(chain.blocks, start=1)]
     if heads == EACH:
         of_blocks = checked_heads(chain)
         return [

@@ -9,7 +9,6 @@ from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.routing import routes
 from tfresidual.routing.agreement import COMPARED, allowed_difference, difference
-from tfresidual.routing.chain import Source
 from tfresidual.routing.data import inputs_for, sliced
 from tfresidual.routing.positions import without_padding
 from tfresidual.routing.scores import OUTPUTS
@@ -55,8 +54,9 @@ def from_states(chain, made, gone, places, images):
         raise ArgumentError(
             "places", f"be a dict from blocks that stay, of {left}, to blocks of {blocks}", places
         )
-    _, *options = chain.source._replace(output=None)
-    small = sources.chain(made, **dict(zip(Source._fields[1:], options, strict=True)))
+    options = chain.source._asdict() | {"output": None}
+    del options["model"]
+    small = sources.chain(made, **options)
     _check_states(small, routes.follow(chain, routes.drop(chain, *gone)), images)
     pairs = [(left.index(place), blocks.index(other)) for place, other in pairs.items()]
 

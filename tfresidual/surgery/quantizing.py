@@ -13,9 +13,11 @@ from tfresidual import sources
 from tfresidual.definitions.arguments import ArgumentError, check_int
 from tfresidual.routing import routes
 from tfresidual.routing.chain import Chain
+from tfresidual.routing.replacement import Replacement
 from tfresidual.routing.rounding import CHANNEL, WHOLE, check_per, kernels_of, rounded
 from tfresidual.surgery.configured import copied, is_of_hub
 from tfresidual.surgery.models import (
+    GONE,
     chain_of,
     compile_as,
     named_blocks,
@@ -89,23 +91,23 @@ def quantized(
     chain = chain_of(model)
     check_per(per)
     bits = _bits_by_block(chain, blocks, isinstance(model, Chain))
-    if 0 in bits.values():
+    if GONE in bits.values():
         chain, bits = _without_gone(chain, bits, inputs)
     bits = _bits_by_variable(chain, bits)
     whole, route = chain.source.model, routes.unperturbed(chain)
-    before = [(variable, variable.numpy()) for variable in whole.variables]
-    try:
-        for variable, axes in kernels_of([whole]):
-            if id(variable) in bits:
-                variable.assign(rounded(variable, bits[id(variable)], per, axes))
+    fewer = {
+        id(variable): rounded(variable, bits[id(variable)], per, axes)
+        for variable, axes in kernels_of([whole])
+        if id(variable) in bits
+    }
+    # All of them, since some are derived from others anew.
+    values = [fewer.get(id(variable), variable) for variable in whole.variables]
+    with Replacement("fewer bits", whole.variables, values).in_place():
         if chain.prepare is not None:
             chain.prepare()
         made = copied(whole)
         layers = _quantized_layers(whole, made, bits) if per == CHANNEL else []
         verify(made, chain, route, chain.source.output, inputs)
-    finally:
-        for variable, value in before:
-            variable.assign(value)
     _as_in_file(made, layers)
     if whole.compiled:
         compile_as(made, whole, whole.optimizer)
@@ -120,7 +122,7 @@ def _bits_by_block(chain, blocks, is_numbered):
         blocks = {(row[0], row[1] + more): row[2] for row in rows for more in range(row[3])}
     found = {}
     for key, bits in blocks.items():
-        if bits != 0:
+        if bits != GONE:
             check_int("blocks", bits, 2, WHOLE)
         for pair in named_blocks(chain, [key], is_numbered):
             routes.block_of(chain, "blocks", *pair, f"{key}")
@@ -134,7 +136,7 @@ def _without_gone(chain, bits, inputs):
     Raises:
         ValueError: if the blocks of the new model are not those that are left.
     """
-    gone = [pair for pair, own in bits.items() if own == 0]
+    gone = [pair for pair, own in bits.items() if own == GONE]
     made = sources.chain(without_blocks(chain, gone, inputs=inputs), inputs=inputs)
     old, new = ([(one.stage, one.index) for one in each.blocks] for each in (chain, made))
     left = [place for place in old if place not in gone]
