@@ -186,6 +186,7 @@ REFUSED = {
         lambda: training.fit_readouts(random_network(blocks=(1, 1), widths=(2, 3)), BATCH),
     ),
     "the last": ("blocks", lambda: training.fit_readouts(NET, BATCH, kind="head", blocks=[(2, 1)])),
+    "one block": ("blocks", lambda: training.fit_readouts(NET, BATCH, kind="head", blocks=(2, 0))),
     "no block": ("blocks", lambda: training.fit_readouts(NET, BATCH, kind="head", blocks=[])),
     "other depths": ("readouts", lambda: _lens_of(random_network(widths=(2, 3)))),
     "other classes": (

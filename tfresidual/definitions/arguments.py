@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable, Sequence
 
 # What was received is shown whole up to so many characters.
 LONGEST = 1000
@@ -153,6 +153,17 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raises a `ValueError` unless an argument is one of the given strings."""
     if not isinstance(value, str) or value not in choices:
         raise ArgumentError(name, f"be one of {', '.join(map(repr, choices))}", value)
+
+
+def checked_places(
+    name: str, places: Iterable[tuple[int, int]] | None, known: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Returns pairs (stage, block), all that are known for `None`, in the order of the known."""
+    given = known if places is None else places
+    wanted = [tuple(one) if isinstance(one, (tuple, list)) else one for one in given]
+    if not wanted or not set(wanted) <= set(known):
+        raise ArgumentError(name, f"hold pairs (stage, block), of {known or 'none here'}", places)
+    return [place for place in known if place in wanted]
 
 
 def is_int(value: Any) -> bool:

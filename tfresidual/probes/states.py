@@ -23,6 +23,7 @@ from tfresidual.definitions.arguments import (
     check_choice,
     check_ints,
     checked_path,
+    checked_places,
     is_int,
 )
 from tfresidual.machine.console import progress_bar
@@ -168,7 +169,8 @@ def save_states(
     for split in parts:
         if split is not None and pathlib.PurePath(str(split)).name != str(split):
             raise ArgumentError("data", "have splits that can be names of folders", [*parts])
-    asked = _checked_blocks(chain, blocks), _checked_pool(pool), dtype
+    known = [(block.stage, block.index) for block in chain.blocks]
+    asked = tuple(checked_places("blocks", blocks, known)), _checked_pool(pool), dtype
     with locked(path):
         _check_folder(path, None not in parts)
         for split, part in parts.items():
@@ -217,17 +219,6 @@ def _splits_in(path):
     return zarr.open_group(path, mode="r").attrs.get(SPLITS, []) if is_group else []
 
 
-def _checked_blocks(chain, blocks):
-    """Returns which blocks, as pairs in their order."""
-    places = [(block.stage, block.index) for block in chain.blocks]
-    if blocks is None:
-        return tuple(places)
-    wanted = [tuple(one) if np.iterable(one) else one for one in blocks]
-    if not wanted or not set(wanted) <= set(places):
-        raise ArgumentError("blocks", f"hold pairs (stage, block), of {places}", blocks)
-    return tuple(place for place in places if place in wanted)
-
-
 def _checked_pool(pool):
     """Returns how states are pooled, several positions as a tuple."""
     if pool is None or (isinstance(pool, str) and pool == MEAN):
@@ -257,7 +248,7 @@ def _save(chain, data, path, asked, split, progress):
         of_image = sum(row.nbytes for row in sample.values())
         size = max(1, min(len(first[1]), MOST_BYTES // of_image))
         files = _Files(chain, path, asked, split, sample, size)
-        batches, start = itertools.chain([first], batches), 0
+        batches, images = itertools.chain([first], batches), 0
         size = files.settings["images_per_chunk"]
         del first
         # A chunk is written while the next one is measured.
@@ -268,11 +259,11 @@ def _save(chain, data, path, asked, split, progress):
                 if not files.hold(number, data_hash):
                     rows = _rows(chain, batch, asked, has_labels)
                     written.result()
-                    written = thread.submit(files.write, number, start, rows, data_hash)
+                    written = thread.submit(files.write, number, rows, data_hash)
                     del rows
-                start += len(batch[1])
+                images += len(batch[1])
             written.result()
-        files.finish(number + 1, start)
+        files.finish(number + 1, images)
 
 
 def _with_first(data):
@@ -375,14 +366,15 @@ class _Files:
         }
         self.settings = settings | {"network": chain.name, "images_per_chunk": size}
         self.is_whole, begun_with = (path / METADATA).exists(), None
+        # The files of the last chunk, which the system may still be writing to the disk.
+        self.last = []
         if (path / DATA / METADATA).exists():
-            self.hashes = zarr.open_array(path / DATA, mode="r")
-            begun_with = dict(self.hashes.attrs)
+            begun_with = dict(zarr.open_array(path / DATA, mode="r").attrs)
             others = [name for name, one in settings.items() if begun_with[name] != one]
             if others:
                 what = "be new, or hold states of the same network with the same settings"
                 raise ArgumentError("folder", what, received=f"{path}, with other {others}")
-        if begun_with and (self.is_whole or any(self.hashes[0])):
+        if begun_with and (self.is_whole or self._written(0)):
             self.settings = begun_with
             if self.is_whole:
                 return
@@ -397,27 +389,24 @@ class _Files:
     def _create(self, images, chunks):
         """Writes the metadata of all arrays, of which nothing else changes."""
         size = self.settings["images_per_chunk"]
-        self.hashes = _create(self.path / DATA, (chunks, 32), 1, "uint8", self.settings)
-        self.arrays = {
-            name: _create(
-                self.path / name,
-                (images, *row.shape[1:]),
-                size,
-                row.dtype,
-                self.attributes.get(name, {}),
-            )
-            for name, row in self.sample.items()
-        }
+        _create(self.path / DATA, (chunks, 32), 1, "uint8", self.settings)
+        for name, row in self.sample.items():
+            shape, attributes = (images, *row.shape[1:]), self.attributes.get(name, {})
+            _create(self.path / name, shape, size, row.dtype, attributes)
+
+    def _written(self, number):
+        """Returns the hash of the data of a chunk, no bytes if it is not written."""
+        path = self.path / DATA / _file(number, 2)
+        return path.read_bytes() if path.exists() else b""
 
     def hold(self, number, data_hash):
         """Returns whether a chunk is written; raises a `ValueError` if it is of other data."""
-        is_past = self.is_whole and number >= self.hashes.shape[0]
-        known = b"" if is_past else self.hashes[number].tobytes()
-        if is_past or (any(known) and known != data_hash):
+        known = self._written(number)
+        if known != data_hash and (known or self.is_whole):
             raise self._other_data(f"chunk {number} differs")
-        if number == 0 and any(known):
+        if number == 0 and known:
             self._check_network()
-        return any(known)
+        return bool(known)
 
     def _check_network(self):
         """Raises a `ValueError` unless the states of the first image are those of the network."""
@@ -432,20 +421,39 @@ class _Files:
                 received = f"{self.path}, with other states in {name!r}"
                 raise ArgumentError("folder", what, received=received)
 
-    def write(self, number, start, rows, data_hash):
+    def write(self, number, rows, data_hash):
         """Writes the arrays of a chunk, and then its hash."""
+        before, self.last = self.last, []
         for name, row in rows.items():
-            if row.shape[1:] != self.arrays[name].shape[1:]:
+            if row.shape[1:] != self.sample[name].shape[1:]:
                 what = "hold images and labels of one shape; with `pool='mean'`, only labels must"
                 raise ArgumentError("data", what, received=f"{row.shape[1:]} for {name!r}")
-            self.arrays[name][start : start + len(row)] = row
-        self.hashes[number] = np.frombuffer(data_hash, np.uint8)
+            self._write(name, number, row)
+        for one in before:
+            with one.open("rb") as file:
+                _leave_memory(file)
+        self._write(DATA, number, np.frombuffer(data_hash, np.uint8)[None])
+
+    def _write(self, name, number, row):
+        """Writes a chunk of an array: its bytes, and zeros if it has fewer images than others.
+
+        zarr-python writes the same, in twice the time.
+        """
+        path = self.path / name / _file(number, row.ndim)
+        new = path.with_name(f"{path.name}.partial")
+        with new.open("wb") as file:
+            file.write(np.ascontiguousarray(row))
+            if name != DATA:
+                file.truncate(self.settings["images_per_chunk"] * row[:1].nbytes)
+            _leave_memory(file)
+        os.replace(new, path)
+        self.last.append(path)
 
     def finish(self, chunks, images):
         """Writes how long the arrays are, and the group."""
         import zarr
 
-        if self.hashes.shape[0] != chunks if self.is_whole else any(self.hashes[chunks]):
+        if len([*(self.path / DATA).glob("c.*")]) != chunks:
             raise self._other_data(f"there are only {images} images")
         if not self.is_whole:
             self._create(images, chunks)
@@ -459,7 +467,7 @@ class _Files:
 
 
 def _create(path, shape, chunk, dtype, attributes):
-    """Writes the metadata of an array, in one step; what is in it stays. Returns the array."""
+    """Writes the metadata of an array, in one step; what is in it stays."""
     import zarr
 
     new = path / "new"
@@ -477,5 +485,18 @@ def _create(path, shape, chunk, dtype, attributes):
     )
     os.replace(new / METADATA, path / METADATA)
     new.rmdir()
-    # Looking for chunks that are all zeros takes longer than writing them.
-    return zarr.open_array(path, mode="r+").with_config({"write_empty_chunks": True})
+
+
+def _file(number, axes):
+    """Returns the name of the file of a chunk of all sizes but that of the images."""
+    return ".".join(["c", str(number), *"0" * (axes - 1)])
+
+
+def _leave_memory(file):
+    """Asks Linux to write a file to the disk, and to forget the part that is there.
+
+    Otherwise files fill the memory, and getting more of it takes longer than writing to the disk.
+    """
+    file.flush()
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -321,10 +321,13 @@ def rebatched(batches, size):
             waiting, count = [], 0
         waiting.append(batch)
         count += len(batch[1])
-        while count >= (size := size_of(batch)):
+        while count > (size := size_of(batch)):
             whole = joined(waiting)
             yield sliced(whole, slice(size))
             waiting, count = [sliced(whole, slice(size, None))], count - size
+        if count == size:
+            yield joined(waiting)
+            waiting, count = [], 0
     if count:
         yield joined(waiting)
 
@@ -349,6 +352,8 @@ def sliced(images, part):
 
 def joined(batches):
     """Returns batches as one."""
+    if len(batches) == 1:
+        return batches[0]
     return keras.tree.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
 
 

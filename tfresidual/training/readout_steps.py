@@ -4,7 +4,7 @@ import functools
 
 import tensorflow as tf
 
-from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.definitions.arguments import ArgumentError, checked_places
 from tfresidual.machine.compiled import compiled
 from tfresidual.networks.readouts import AFFINE, HEAD, Readouts
 from tfresidual.probes.predictions import divergence, label_check, labels_of, logits_of
@@ -73,15 +73,7 @@ def _untrained(chain, kind, blocks, images):
         for place, state in states.items()
         if state is not last and (kind == HEAD or state.shape[1:] == last.shape[1:])
     ]
-    wanted = places if blocks is None else blocks
-    if not wanted or not set(wanted) <= set(places):
-        raise ArgumentError(
-            "blocks",
-            "name states before the last one, for kind='affine' of its shape, which are "
-            f"{places or 'none'}",
-            blocks,
-        )
-    places = [place for place in places if place in wanted]
+    places = checked_places("blocks", blocks, places)
     if kind == HEAD and len(shape) == 2 and not chain.outputs_at_positions:
         raise ArgumentError(
             "kind",

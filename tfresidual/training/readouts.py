@@ -89,12 +89,11 @@ def fit_readouts(
     check_data(train, again=epochs > 1)
     chain = scored_chain(model)
     trainer: Trainer | None = None
-    places = None if blocks is None else [(stage, block) for stage, block in blocks]
     optimizer = keras.optimizers.get(optimizer or keras.optimizers.Adam(LEARNING_RATE))
     for epoch in range(epochs):
         with progress_bar(f"read-outs, epoch {epoch + 1}" if progress else None, None) as advance:
             for batch in begun(chain, train, with_labels=kind == HEAD, with_losses=False):
-                trainer = trainer or Trainer(chain, kind, places, optimizer, batch[0])
+                trainer = trainer or Trainer(chain, kind, blocks, optimizer, batch[0])
                 trainer.step(*batch)
                 advance(1)
     return cast("Trainer", trainer).readouts
