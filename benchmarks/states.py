@@ -6,7 +6,9 @@ The state after each of 9 blocks is computed for images of 32x32x3 in batches of
 whole, until so many gigabytes are on disk: by `probes.save_states` to Zarr, by h5py to one HDF5
 file, and by NumPy to one `.npy` file per block; *walk* computes the same and writes nothing. Each
 is measured in a process of its own, with the network compiled before. The memory is the largest
-resident size of the process, beside that before the first image. A ratio "walk / Zarr" is the
+resident size of the process, beside that before the first image; `import tensorflow` alone takes
+854 MB on machine 1 (`python -c "import tensorflow, resource as r;
+print(r.getrusage(r.RUSAGE_SELF).ru_maxrss)"`, in KB). A ratio "walk / Zarr" is the
 speed of saving as a share of that of the walk. As many bytes are written and removed before: what a
 virtual machine has not used yet, it first gets from its host, which takes longer than writing.
 
