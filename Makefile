@@ -12,7 +12,7 @@ ONE_THREAD := TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 OMP_NUM_THREADS=
 
 # A small network that learns in a minute, with a last stage of 2x2 pixels that it hardly needs.
 STUDY := --depth 22 --stages 5 --width 8 --gain 0.1 --recipe one_cycle --learning-rate 0.1 \
-	--epochs 3 --batch-size 32 --train-size 10000 --validation 500 --test-size 1000
+	--epochs 3 --batch-size 32 --train-size 10000 --validation 500 --test-size 1200
 
 .PHONY: study test style suite format benchmarks docs notebooks release clean
 

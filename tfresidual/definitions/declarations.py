@@ -236,14 +236,14 @@ class Study:
 
     Attributes:
         splits: the names of the splits whose images are probed.
-        images: int, the largest number of images of each split, `None` for all that a study probes.
+        images: dict of the largest numbers of images by split, of others all that a study probes.
         changes: dict of the fields of `ProbeOptions` that differ from the defaults.
         renamed: dict from the names of the frames of the probe to those in the study.
         needs: what the network must have beyond what the probe needs, see `Probe`.
     """
 
     splits: tuple[str, ...] = ("train", "test")
-    images: int | None = None
+    images: dict[str, int] = dataclasses.field(default_factory=dict)
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
     renamed: dict[str, str] = dataclasses.field(default_factory=dict)
     needs: tuple[str, ...] = ()

@@ -399,7 +399,7 @@ _declare(
             ),
         ),
     ),
-    studies=(Study(splits=("test",), images=512),),
+    studies=(Study(splits=("test",), images={"test": 512}),),
 )
 _declare(
     "signal_propagation",
@@ -823,7 +823,8 @@ _declare(
             ),
         ),
     ),
-    studies=(Study(),),
+    # A hundred routes.
+    studies=(Study(images={"train": 768}),),
 )
 _declare(
     "block_importance",
@@ -1140,10 +1141,10 @@ _declare(
         ),
     ),
     studies=(
-        Study(splits=("test",), images=128, changes={"times": UNROLLED}),
+        Study(splits=("test",), images={"test": 128}, changes={"times": UNROLLED}),
         Study(
             splits=("test",),
-            images=128,
+            images={"test": 128},
             changes={"times": UNROLLED, "scale": UNROLLED_SCALE},
             renamed={"repetition_metrics": "repetition_metrics_scaled"},
         ),

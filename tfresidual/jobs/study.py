@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = 16
 # Training images that are probed after training, beside the test images: enough to compare.
-TRAIN_IMAGES = 512
+TRAIN_IMAGES = 1280
 
 
 def run(
@@ -155,7 +155,7 @@ def _probe(folder, result, data, settings, console):
             say(console, f"running {name}")
             parts, counts = {}, {}
             for split in study.splits:
-                parts[split], counts[split] = images_of(split, study.images)
+                parts[split], counts[split] = images_of(split, study.images.get(split))
             changed = dataclasses.replace(options, **study.changes)
             measured = running.run(name, chain, parts, changed, console is not None)
             for key, frame in measured.items():

@@ -79,7 +79,7 @@ def draw(figure, parts, epsilon):
     function = getattr(plots, name, functools.partial(plots.draw, name=name))
     drawn = function(*parts, **options)
     # The layout is computed once for all file formats, which takes a quarter of the time.
-    drawn.draw_without_rendering()
+    drawn.get_layout_engine().execute(drawn)
     drawn.set_layout_engine(None)
     return drawn
 

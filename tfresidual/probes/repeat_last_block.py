@@ -121,13 +121,13 @@ def repeat_last_block(
     frame = frames_of_rows(chain, data, tables, memory_limit, progress)[0]["repeat_last_block"]
     if not block_metrics:
         return frame
+    stages = [stage.index for stage in _stages(chain, blocks, stages)]
     measured = [
-        _application_metrics(chain, stage, times, scale, blocks, part, progress)
+        _application_metrics(chain, stages, times, scale, blocks, part, progress)
         for part in splits_of(data).values()
-        for stage in _stages(chain, blocks, stages)
     ]
     for name in ("cosine_loss", "l2_ratio", "cosine_loss_se"):
-        frame[name] = [value for values in measured for value in values[name]]
+        frame[name] = np.concatenate([values[name] for values in measured])
     return frame
 
 
@@ -156,11 +156,14 @@ def _stages(chain, blocks, chosen=None):
     ]
 
 
-def _application_metrics(chain, stage, times, scale, blocks, data, progress):
-    """Returns a dict of the means over the images and the standard error of the cosine."""
+def _application_metrics(chain, stages, times, scale, blocks, data, progress):
+    """Returns a dict of the means over the images and the standard error of the cosine.
+
+    They are of all applications in one stage after the other.
+    """
     scales = [1.0] + [float(scale)] * times
-    function = functools.partial(_batch_values, chain, stage, scales, blocks)
-    name = f"stage {stage.index} last {blocks} x{times} scaled {scale}"
+    function = functools.partial(_batch_values, chain, stages, scales, blocks)
+    name = f"last {blocks} of {stages} x{times} scaled {scale}"
     values = run_over(chain, name, function, data, progress, at_once=IMAGES_AT_ONCE)
     valid, counted = masks_of(values)
     check_any_counts(counted)
@@ -174,12 +177,23 @@ def _application_metrics(chain, stage, times, scale, blocks, data, progress):
     return means | {f"{name}_se": standard_error(values[name], shares[name])}
 
 
-def _batch_values(chain, stage, scales, blocks, images, labels):
+def _batch_values(chain, stages, scales, blocks, images, labels):
     """Returns both metrics of all applications on a batch, each `(images, applications)`."""
-    chain = chain.with_context(images)
-    repeated = chain.stages[stage.index - 1].blocks[-blocks:]
-    state, anchor = chain.walk_to(chain.stem(images), stage.index, repeated[0].index)
-    rest = dataclasses.replace(chain, stages=chain.stages[stage.index :])
+    chain, parts = chain.with_context(images), []
+    for stage in stages:
+        # One after the other: each holds what its gradients need.
+        with tf.control_dependencies([value for part in parts[-1:] for value in part[0].values()]):
+            parts.append(_stage_values(chain, stage, scales, blocks, images, labels))
+    values = {name: tf.concat([own[name] for own, _ in parts], axis=1) for name in parts[0][0]}
+    counted = counted_images(chain, labels, parts[0][1])
+    return only_counted(values, valid_images(chain), counted, of_states=("l2_ratio",))
+
+
+def _stage_values(chain, stage, scales, blocks, images, labels):
+    """Returns both metrics of all applications in one stage, and the shape of the outputs."""
+    repeated = chain.stages[stage - 1].blocks[-blocks:]
+    state, anchor = chain.walk_to(chain.stem(images), stage, repeated[0].index)
+    rest = dataclasses.replace(chain, stages=chain.stages[stage:])
     clean, shapes = without_padding(chain), []
 
     def apply(index, state, cosines, ratios):
@@ -207,12 +221,8 @@ def _batch_values(chain, stage, scales, blocks, images, labels):
         (0, state, *values),
         parallel_iterations=1,
     )
-    values = {
-        "cosine_loss": tf.transpose(cosines.stack()),
-        "l2_ratio": tf.transpose(ratios.stack()),
-    }
-    counted = counted_images(chain, labels, shapes[0])
-    return only_counted(values, valid_images(chain), counted, of_states=("l2_ratio",))
+    cosines, ratios = tf.transpose(cosines.stack()), tf.transpose(ratios.stack())
+    return {"cosine_loss": cosines, "l2_ratio": ratios}, shapes[0]
 
 
 def frames(chain, data, options, progress):
