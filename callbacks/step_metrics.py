@@ -53,7 +53,8 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
     Publishes `"step/stage1/block0/cosine_loss"`, `".../l2_ratio"`, `".../gradient_norm"` and
     `".../perturbation"` of `tfresidual.probes.block_metrics`, as training sees them, for every
     block: means over the first images of every batch of the epoch. A block that changes the shape
-    of the state has the gradient norm alone. The training stays the same, bit for bit.
+    of the state has the gradient norm alone. The training stays the same, bit for bit; where
+    blocks take an anchor, whose gradients are added in another order, to rounding.
     docs/howto/step_metrics.md says how weights of images, added losses, resumed trainings and
     frozen layers count, and which models cannot be measured.
 
@@ -198,13 +199,6 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
         """Makes the model train with a step that measures its blocks as they are now."""
         _check(self.model)
         chain = chain_in_training(self.model)
-        if any(block.takes_anchor and block.lipschitz is not None for block in chain.blocks):
-            raise ArgumentError(
-                "model",
-                "not have blocks with both a Lipschitz bound and an anchor: to read their "
-                "gradients would change the last bits of the weights",
-                received=f"model={self.model.name}; use `BlockMetrics` for it",
-            )
         placed = places_of(self.model, chain, **options_in_training(self.model))
         if all(one.before is None for one in placed):
             raise ArgumentError(

@@ -3,8 +3,8 @@
     python small_training.py DATA_DIR FOLDER MOMENT
 
 trains into FOLDER/0, in a process that kills itself at that moment: `rename:log.csv:2` is just
-before a file is moved to log.csv for the second time, `open:.log-:2` just before the second opening
-of a file of that beginning, and `never` lets it end. It trains without compiling, as the tests do.
+before a file is moved to log.csv for the second time, `open:log.csv:2` just before it is opened
+for the second time, and `never` lets it end. It trains without compiling, as the tests do.
 Only real file operations are watched, by Python's audit events.
 """
 

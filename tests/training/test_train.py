@@ -356,7 +356,7 @@ def run_process(clutter, folder, moment):
             for moment in (
                 "rename:epoch-0001.keras:1",
                 "rename:log.csv:2",
-                "open:.epoch-0001:1",
+                "open:epoch-0001.keras:1",
                 "remove:epoch-0000.keras:1",
             )
         ),

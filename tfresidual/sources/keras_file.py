@@ -8,6 +8,7 @@ import zipfile
 import keras
 
 from tfresidual.definitions.arguments import ArgumentError
+from tfresidual.machine.files import damaged
 from tfresidual.routing.losses import single
 
 # The note on settings that Keras does not restore, such as those of a `compile` of the user's own.
@@ -43,9 +44,12 @@ def model_in(path):
         way = next((way for end, way in _WAYS_OUT.items() if path.name.endswith(end)), "")
         must = f"be the path of a .keras file, as `model.save` writes it{way}"
         raise ArgumentError("source", must, received=f"source={str(path)!r}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            settings = json.loads(archive.read("config.json")).get("compile_config")
+    except zipfile.BadZipFile as error:
+        raise damaged(path, error) from error
     model = keras.saving.load_model(path, compile=False)
-    with zipfile.ZipFile(path) as archive:
-        settings = json.loads(archive.read("config.json")).get("compile_config")
     try:
         # Perhaps the loss, metrics or optimizer of the model are unknown here.
         if settings:
