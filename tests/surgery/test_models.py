@@ -264,6 +264,20 @@ def test_layers_keep_the_window_of_their_place():
     np.testing.assert_allclose(found(inputs), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name", ["ViTBackbone", pytest.param("DINOV3Backbone", marks=pytest.mark.nightly)]
+)
+def test_layers_go_from_an_encoder_that_counts_them(name):
+    from sources import zoo
+
+    model = zoo.made(name, num_layers=3)
+    chain, images = tfr.chain(model), RNG.normal(size=(2, *model.input_shape[1:]))
+    found = surgery.without_blocks(chain, [(1, 2), (1, 3)])
+    expected = routes.follow(chain, routes.drop(chain, (1, 2), (1, 3)))(images)
+    np.testing.assert_allclose(found(images), expected, rtol=1e-4, atol=1e-5)
+    assert type(found).from_config(found.get_config()).count_params() == found.count_params()
+
+
 def test_numbers_are_those_of_the_chain():
     """Numbers of a model whose layers may be opened or not say nothing without its chain."""
     from sources import zoo

@@ -224,7 +224,8 @@ def read_as(kind):
 @pytest.mark.parametrize(
     ("name", "kind", "is_refused"),
     [
-        *(("data", "shuffled", False), ("data", "cut", True), ("data", "augmented", True)),
+        pytest.param("data", "shuffled", False, marks=pytest.mark.nightly),
+        *(("data", "cut", True), ("data", "augmented", True)),
         *(("selection", "cut", True), ("test", "shuffled", True), ("test", "augmented", True)),
         ("halves", "shuffled", True),
     ],
@@ -299,7 +300,9 @@ def distance(states, others, counts=1.0, total=np.sum):
     return sum(found) / len(found)
 
 
-@pytest.mark.parametrize("kind", ["outputs", "states", "places"])
+@pytest.mark.parametrize(
+    "kind", ["places", *(pytest.param(k, marks=pytest.mark.nightly) for k in ("outputs", "states"))]
+)
 def test_a_distance_is_added_to_the_loss(kind):
     """By hand, as are its gradients; with the weight 0, all is as without it."""
     net, data = trained(), digits(32, 4)

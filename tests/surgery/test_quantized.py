@@ -57,7 +57,7 @@ QUANTIZED = {
     ("name", "bits"),
     [
         ("dense", 4),
-        ("encoder", 8),
+        pytest.param("encoder", 8, marks=pytest.mark.nightly),
         pytest.param("dense", 8, marks=pytest.mark.nightly),
         pytest.param("encoder", 4, marks=pytest.mark.nightly),
     ],

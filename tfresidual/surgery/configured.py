@@ -7,10 +7,7 @@ import keras
 from tfresidual.definitions.arguments import ArgumentError
 from tfresidual.networks import ResidualNetwork
 from tfresidual.surgery.graphs import layers_of, steps_of
-from tfresidual.surgery.state import are_alike, copy_state, parts_of, settings_of
-
-# The entry of a configuration that counts the layers that are the blocks.
-COUNT = "num_layers"
+from tfresidual.surgery.state import COUNT, are_alike, copy_state, parts_of, settings_of
 
 
 def configured_model(model, chain, route):

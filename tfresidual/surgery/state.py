@@ -10,14 +10,16 @@ from tfresidual.layers import ResidualUnit, StochasticDepth
 
 # The kinds of attributes that are settings of a layer.
 PLAIN = (bool, int, float, str, type(None))
+# The entry of the configuration of a model of keras-hub that counts the layers that are the blocks.
+COUNT = "num_layers"
 
 
 def settings_of(layer):
-    """Returns the settings of a layer, by their names, without its own name."""
+    """Returns the settings of a layer, by their names, without its name and number of blocks."""
     return {
         name: value
         for name, value in vars(layer).items()
-        if isinstance(value, PLAIN) and not name.startswith("_") and name != "name"
+        if isinstance(value, PLAIN) and not name.startswith("_") and name not in ("name", COUNT)
     }
 
 
