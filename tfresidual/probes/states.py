@@ -48,6 +48,8 @@ MEAN = "mean"
 DTYPES = ("float16", "float32", "float64")
 # The most bytes of the states of a chunk, all blocks together. Two chunks are held.
 MOST_BYTES = 2**25
+# Bytes from which on a file does not stay in memory after it was written.
+LARGE = 2**16
 # More images than there are: how many come is not known before they are written.
 ENDLESS = 2**40
 LABELS, WEIGHTS, FITS = "labels", "weights", "fits"
@@ -382,8 +384,6 @@ class _Files:
             # Nothing is written that counts.
             for one in path.glob("*/"):
                 shutil.rmtree(one)
-        for one in path.rglob("*.partial"):
-            one.unlink()
         self._create(ENDLESS, ENDLESS)
 
     def _create(self, images, chunks):
@@ -429,25 +429,24 @@ class _Files:
                 what = "hold images and labels of one shape; with `pool='mean'`, only labels must"
                 raise ArgumentError("data", what, received=f"{row.shape[1:]} for {name!r}")
             self._write(name, number, row)
-        for one in before:
-            with one.open("rb") as file:
+        for path in before:
+            with path.open("rb") as file:
                 _leave_memory(file)
         self._write(DATA, number, np.frombuffer(data_hash, np.uint8)[None])
 
     def _write(self, name, number, row):
         """Writes a chunk of an array: its bytes, and zeros if it has fewer images than others.
 
-        zarr-python writes the same, in twice the time.
+        zarr-python writes the same, in twice the time. What a kill leaves of a chunk has no hash.
         """
         path = self.path / name / _file(number, row.ndim)
-        new = path.with_name(f"{path.name}.partial")
-        with new.open("wb") as file:
+        with path.open("wb") as file:
             file.write(np.ascontiguousarray(row))
             if name != DATA:
                 file.truncate(self.settings["images_per_chunk"] * row[:1].nbytes)
-            _leave_memory(file)
-        os.replace(new, path)
-        self.last.append(path)
+            if row.nbytes >= LARGE:
+                _leave_memory(file)
+                self.last.append(path)
 
     def finish(self, chunks, images):
         """Writes how long the arrays are, and the group."""
