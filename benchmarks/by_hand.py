@@ -8,7 +8,7 @@ over blocks, gradients with respect to the states alone. ResNets with images of 
 of 128; a GPT-2 of 12 layers, 384 features and 1,000 words (Hugging Face's) with sequences of 64
 words in batches of 16. Above 1, tfresidual is faster. Both compute the same numbers: a row is given
 only if cosines, errors and losses agree to 1e-4. A call of tfresidual also compares the chain with
-its network, on 4 images whatever their number.
+its network, on 4 images whatever their number; *not compared* is a chain without `reference`.
 
 *Forward pass alone* is the network as it is, in both frameworks, without probes. What routes gain
 on a loop is that times what common beginnings save: without each of 24 half-layers, 552 are applied
@@ -21,6 +21,7 @@ TF_ENABLE_ONEDNN_OPTS=0, or one thread (TF_NUM_INTRAOP_THREADS=1, TF_NUM_INTEROP
 OMP_NUM_THREADS=1).
 """
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -40,6 +41,8 @@ LAYERS, FEATURES, HEADS, WORDS, AT_ONCE, POSITIONS = 12, 384, 6, 1000, 16, 64
 AGREEMENT = 1e-4
 # What neither of the two can do without.
 FORWARD = "forward pass alone"
+# Of a chain without the network that it is compared with.
+NOT_COMPARED = ", not compared"
 
 
 # By hand, in PyTorch
@@ -340,19 +343,27 @@ def gpt2(count, folder, rng):
     data = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(AT_ONCE).cache()
     chain = tfr.chain(model, inputs={name: value[:AT_ONCE] for name, value in inputs.items()})
 
-    def losses():
+    def losses(chain=chain):
         return probes.drop_blocks(chain, data)["cross_entropy"].to_numpy()
 
-    def lens():
+    def lens(chain=chain):
         frame = probes.lens(chain, data)
         return frame[["cross_entropy", "entropy", "agreement"]].to_numpy().T
+
+    alone = dataclasses.replace(chain, reference=None)
 
     network = tf.function(lambda inputs: tf.reduce_mean(model(inputs, training=False), 0))
 
     def forward():
         return np.stack([network(inputs) for inputs, _ in data])
 
-    return {"loss without each half-layer": losses, "lens": lens, FORWARD: forward}
+    return {
+        "loss without each half-layer": losses,
+        f"loss without each half-layer{NOT_COMPARED}": functools.partial(losses, alone),
+        "lens": lens,
+        f"lens{NOT_COMPARED}": functools.partial(lens, alone),
+        FORWARD: forward,
+    }
 
 
 def names_of_torch(backbone):
@@ -392,16 +403,17 @@ def compared_with(by_hand, functions, setting, arguments, agreement=AGREEMENT):
     from results import compared
 
     for name, function in functions.items():
-        if arguments.only and name.split()[0] not in arguments.only:
+        if arguments.only and name.split()[0].strip(",") not in arguments.only:
             continue
-        _, expected = by_hand(name)
+        asked = name.removesuffix(NOT_COMPARED)
+        _, expected = by_hand(asked)
         found = function()
         difference = np.abs(np.sort(found, axis=None) - np.sort(expected, axis=None)).max()
         if not difference <= agreement:
             raise SystemExit(f"{name}, {setting}: the numbers differ by up to {difference:.2g}")
         theirs, ours = [], []
         for _ in range(arguments.rounds):
-            theirs.append(by_hand(name)[0])
+            theirs.append(by_hand(asked)[0])
             begun = time.perf_counter()
             function()
             ours.append(time.perf_counter() - begun)
