@@ -225,7 +225,8 @@ def read_as(kind):
     ("name", "kind", "is_refused"),
     [
         pytest.param("data", "shuffled", False, marks=pytest.mark.nightly),
-        *(("data", "cut", True), ("data", "augmented", True)),
+        pytest.param("data", "cut", True, marks=pytest.mark.nightly),
+        ("data", "augmented", True),
         *(("selection", "cut", True), ("test", "shuffled", True), ("test", "augmented", True)),
         ("halves", "shuffled", True),
     ],
@@ -371,6 +372,7 @@ def test_padding_is_in_no_distance():
     assert losses[1] - losses[0] == pytest.approx(100 * expected, rel=1e-3)
 
 
+@pytest.mark.nightly
 def test_states_come_closer():
     """Than before the training, and than with the labels alone."""
     net, data, test = trained(), digits(512, 1), digits(100, 2)
